@@ -1,0 +1,60 @@
+# Two commands are all a fresh machine needs: `make run` and `make test`. Each sets up what it uses.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+EXPERIMENT ?= mnist
+TESTS      ?= tests
+
+.PHONY: help install run test test-system test-all check format proto data clean
+
+help:
+	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
+	@echo "make test         the tests, under ten minutes (TESTS=tests/unit for a part)"
+	@echo "make test-system  the tests that need Debian packages"
+	@echo "make test-all     everything, the slow suite included"
+	@echo "make check        lint, types, layers"
+	@echo "make proto        regenerate the protocol's Python code"
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "byzuldp needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Set PYTHON=…"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+data: install
+	$(BIN)/byzuldp data mnist
+
+run: install
+	$(BIN)/byzuldp run $(EXPERIMENT)
+
+test: install
+	$(BIN)/python -m pytest -m 'not slow and not system' $(TESTS)
+
+test-system: install
+	$(BIN)/python -m pytest -m 'system and not slow' $(TESTS)
+
+test-all: install
+	$(BIN)/python -m pytest $(TESTS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
+	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	  proto/common/rpc/v1/*.proto
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

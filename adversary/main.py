@@ -1,0 +1,110 @@
+"""An adversary process: Byzantine identities that collude, and speak the protocol like everyone else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from adversary.attacks import Attack, make_attack
+from adversary.collusion import Colluding, Ignorant, Knowledge
+from adversary.omniscience import Omniscient
+from client.crew import build_crew
+from client.exchange import Exchange, Momentum, Outcome, PublishedModel
+from client.worker import Worker
+from common.config import Experiment
+from common.errors import ConfigError
+from common.learning.task import build_task, single_threaded
+from common.rpc.addresses import parse_address, refuse_insecure
+
+__all__ = ["attack_of", "own_momenta", "run_adversary"]
+
+
+def attack_of(experiment: Experiment) -> Attack:
+    """The attack an experiment names.
+
+    Raises
+    ------
+    AttackError
+        Unknown attack or parameter, or knowledge that the attack cannot do without.
+    """
+    return make_attack(
+        experiment.attack.name,
+        num_clients=experiment.federation.clients,
+        num_byzantine=experiment.federation.byzantine,
+        num_adversaries=experiment.num_adversaries,
+        clip_norm=experiment.training.clip_norm,
+        seed=experiment.training.seed,
+        knowledge=experiment.attack.knowledge,
+        **experiment.attack.parameters,
+    )
+
+
+def own_momenta(crew: Mapping[int, Worker], round_id: int) -> torch.Tensor:
+    """What the adversaries' identities would send if they were honest (k, d), in the order of their ids."""
+    return torch.stack([torch.from_numpy(worker.step(round_id)) for worker in crew.values()])
+
+
+def run_adversary(
+    experiment: Experiment, *, address: str, tokens: Mapping[int, str], wiretap_address: str | None = None
+) -> Outcome:
+    """Attack a run as the identities that ``tokens`` names, until it ends.
+
+    Raises
+    ------
+    ByzULDPError
+        A leaf that says why this process cannot take part (any longer).
+    """
+    refuse_insecure(parse_address(address, setting="the PS's address"), insecure=experiment.network.insecure)
+    single_threaded()
+    attack, ids = attack_of(experiment), sorted(tokens)
+    task = build_task(experiment)
+    crew = build_crew(experiment, task, ids)
+    with ThreadPoolExecutor(1, thread_name_prefix="gradient") as computing:
+
+        async def produce(model: PublishedModel) -> AsyncIterator[tuple[int, Momentum]]:
+            loop = asyncio.get_running_loop()
+            task.model.set_parameters(model.theta)
+            own = await loop.run_in_executor(computing, own_momenta, crew, model.round_id)
+            honest = await knowledge.estimate(model.round_id, own)
+            rows = await loop.run_in_executor(computing, attack, honest, own, model.round_id)
+            for client_id, row in zip(ids, rows, strict=True):
+                yield client_id, row.numpy()
+
+        exchange = Exchange(
+            experiment,
+            address=address,
+            tokens=tokens,
+            schema_hash=task.schema_hash,
+            num_parameters=task.num_parameters,
+            produce=produce,
+        )
+        knowledge = _knowledge(experiment, exchange, wiretap_address, task.num_parameters)
+        return asyncio.run(exchange.run())
+
+
+def _knowledge(
+    experiment: Experiment, exchange: Exchange, wiretap_address: str | None, num_parameters: int
+) -> Knowledge:
+    match experiment.attack.knowledge:
+        case "none":
+            return Ignorant()
+        case "colluding":
+            return Colluding()
+        case "omniscient":
+            if wiretap_address is None:
+                raise ConfigError(
+                    'attack.knowledge = "omniscient" needs the wiretap\'s address, which the parameter server prints; '
+                    "give it with --wiretap"
+                )
+            address = parse_address(wiretap_address, setting="the wiretap's address")
+            refuse_insecure(address, insecure=experiment.network.insecure)
+            return Omniscient(
+                wiretap_address,
+                lambda: exchange.callers,
+                num_parameters=num_parameters,
+                chunk_bytes=experiment.network.chunk_bytes,
+                wait_s=experiment.network.rpc_deadline_s,
+            )

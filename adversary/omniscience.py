@@ -1,0 +1,78 @@
+"""Omniscient knowledge: the honest momenta themselves, through the parameter server's wiretap. Research only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import grpc
+import torch
+
+from common.errors import AttackError
+from common.rpc.methods import WiretapStub
+from common.rpc.options import channel_options
+from common.rpc.refusals import kind_name
+from common.rpc.tensors import Incomplete, receive_tensor
+from common.rpc.v1 import parameter_server_pb2 as pb
+from common.rpc.v1 import wiretap_pb2 as tap
+
+__all__ = ["Omniscient"]
+
+
+class Omniscient:
+    """Reads each round's honest momenta, once enough of them have arrived.
+
+    Parameters
+    ----------
+    address
+        The wiretap's ``host:port``.
+    callers
+        Gives the adversary's member identities: the wiretap lets members in.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        callers: Callable[[], Mapping[int, pb.Caller]],
+        *,
+        num_parameters: int,
+        chunk_bytes: int,
+        wait_s: float,
+    ) -> None:
+        self._address, self._callers = address, callers
+        self._num_parameters, self._chunk_bytes, self._wait_s = num_parameters, chunk_bytes, wait_s
+
+    async def estimate(self, round_id: int, own: torch.Tensor) -> torch.Tensor:
+        """The honest momenta (h, d); the colluders' own if the round closed before they could be read.
+
+        Raises
+        ------
+        AttackError
+            The wiretap refuses.
+        """
+        caller = next(iter(self._callers().values()))
+        rows: list[torch.Tensor] = []
+        async with grpc.aio.insecure_channel(self._address, options=channel_options(self._chunk_bytes)) as channel:
+            call = WiretapStub(channel).Tap(
+                tap.TapRequest(caller=caller, round_id=round_id, wait_s=self._wait_s), timeout=2 * self._wait_s
+            )
+            frames = aiter(call)
+            try:
+                while True:
+                    header, row = await receive_tensor(
+                        frames, self._num_parameters, lambda header: header.tapped.element_count
+                    )
+                    if header.HasField("refusal"):
+                        raise AttackError(
+                            f"the wiretap refuses: {kind_name(header.refusal.kind)}: {header.refusal.message}"
+                        )
+                    if row is None:
+                        break
+                    rows.append(torch.from_numpy(row))
+            except Incomplete:
+                pass  # the stream's end
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0)  # the server is going; the exchange will notice
+            finally:
+                call.cancel()
+        return torch.stack(rows) if rows else own

@@ -1,0 +1,359 @@
+"""The client's side of the protocol: join, attend, and round after round pull the model and push momenta.
+
+One exchange serves all identities a process holds: one channel, one Attend stream, one pull per round (the model is
+the same for all), but a join, a momentum and a push for each. What is pushed comes from a ``produce`` function, so the
+honest client and the adversary speak the same protocol through the same code.
+
+The parameter server may vanish and come back: every call has a deadline, a failure is answered by jittered backoff and
+a new join, and after ``network.server_gone_s`` without success the client gives up with a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from common.config import Experiment
+from common.errors import ConfigError, JoinRefused, ServerRolledBack, ServerUnreachable, Superseded
+from common.rpc import PROTOCOL_VERSION
+from common.rpc.frames import Malformed, tensor_frames
+from common.rpc.methods import ParameterServerStub
+from common.rpc.options import channel_options
+from common.rpc.refusals import REJOIN, kind_name
+from common.rpc.tensors import Incomplete, receive_tensor
+from common.rpc.v1 import parameter_server_pb2 as pb
+
+__all__ = ["Exchange", "Momentum", "Outcome", "PublishedModel"]
+
+log = logging.getLogger("byzuldp.client")
+
+Momentum = npt.NDArray[np.float32]
+
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 3.0
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """θ_t as the parameter server published it."""
+
+    round_id: int
+    theta: Momentum
+    ledger_head: bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended, in the parameter server's words."""
+
+    status: str
+    message: str
+
+
+class _Rejoin(Exception):  # noqa: N818 - control flow
+    """The parameter server does not know this incarnation (any more): join again."""
+
+
+class _Over(Exception):  # noqa: N818 - control flow
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+Produce = Callable[[PublishedModel], AsyncIterator[tuple[int, Momentum]]]
+
+
+class Exchange:
+    """The protocol loop of one process.
+
+    Parameters
+    ----------
+    experiment
+        This process's own copy; a public value that differs from the server's is refused by its key.
+    address
+        ``host:port`` of the parameter server.
+    tokens
+        Join token of each identity held.
+    schema_hash
+        Of the model this process would train.
+    produce
+        Given θ_t, yields each identity's momentum as soon as it is there.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        address: str,
+        tokens: Mapping[int, str],
+        schema_hash: bytes,
+        num_parameters: int,
+        produce: Produce,
+    ) -> None:
+        self._experiment, self._network = experiment, experiment.network
+        self._address, self._tokens = address, dict(tokens)
+        self._schema_hash, self._num_parameters, self._produce = schema_hash, num_parameters, produce
+        self._callers: dict[int, pb.Caller] = {}
+        self._errors: asyncio.Queue[pb.ClientError] = asyncio.Queue(maxsize=64)
+        self._heartbeat_s = self._network.heartbeat_s
+        self._seen_round, self._seen_head = -1, b""
+        self._run_id = ""
+
+    @property
+    def callers(self) -> Mapping[int, pb.Caller]:
+        """The identities that are members now, with their incarnations."""
+        return self._callers
+
+    async def run(self) -> Outcome:
+        """Take part until the run ends.
+
+        Raises
+        ------
+        ServerUnreachable
+            No answer for ``network.server_gone_s``.
+        JoinRefused, ConfigError, Superseded, ServerRolledBack
+            As their names say.
+        """
+        loop = asyncio.get_running_loop()
+        self._alive_at, backoff = loop.time(), FIRST_BACKOFF_S
+        async with grpc.aio.insecure_channel(
+            self._address, options=channel_options(self._network.chunk_bytes)
+        ) as channel:
+            self._stub = ParameterServerStub(channel)
+            while True:
+                alive_before = self._alive_at
+                try:
+                    return await self._take_part()
+                except _Rejoin as reason:
+                    log.info("joining again: %s", reason)
+                except grpc.aio.AioRpcError as problem:
+                    log.info("the parameter server does not answer: %s", problem.code().name)
+                if self._alive_at > alive_before:
+                    backoff = FIRST_BACKOFF_S
+                if loop.time() - self._alive_at > self._network.server_gone_s:
+                    raise ServerUnreachable(
+                        f"no answer from the parameter server at {self._address} for "
+                        f"{self._network.server_gone_s:.0f} s (network.server_gone_s)"
+                    )
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+                backoff = min(2 * backoff, LAST_BACKOFF_S)
+
+    async def _take_part(self) -> Outcome:
+        """From joining to the run's end, or to the loss of the connection."""
+        next_round = await self._join_all()
+        attending = asyncio.create_task(self._attend())
+        training = asyncio.create_task(self._train(next_round))
+        try:
+            # Either may be the first to learn that the run is over, or that the server is gone.
+            await asyncio.wait({attending, training}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (attending, training):
+                if task.done():
+                    task.result()
+            raise _Rejoin("the Attend stream ended")
+        except _Over as over:
+            await self._leave_all()
+            return over.outcome
+        finally:
+            for task in (attending, training):
+                task.cancel()
+            for task in (attending, training):
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    # ---------------------------------------------------------------- membership
+
+    async def _join_all(self) -> int:
+        next_round = 0
+        for client_id, token in self._tokens.items():
+            reply = await self._stub.Join(
+                pb.JoinRequest(
+                    protocol_version=PROTOCOL_VERSION,
+                    client_id=client_id,
+                    token=token,
+                    run_id=self._run_id,
+                    schema_hash=self._schema_hash,
+                    fingerprint=self._experiment.fingerprint(),
+                ),
+                timeout=self._network.rpc_deadline_s,
+                wait_for_ready=False,
+            )
+            self._alive_at = asyncio.get_running_loop().time()
+            if isinstance(reply, Malformed):
+                raise JoinRefused(f"{self._address} does not speak this protocol: {reply.reason}")
+            if reply.HasField("refusal"):
+                self._refused_to_join(client_id, reply)
+            joined = reply.joined
+            self._run_id, self._heartbeat_s = joined.run_id, joined.heartbeat_s or self._heartbeat_s
+            self._callers[client_id] = pb.Caller(
+                run_id=joined.run_id, client_id=client_id, incarnation=joined.incarnation
+            )
+            next_round = max(next_round, joined.next_round)
+        return next_round
+
+    def _refused_to_join(self, client_id: int, reply: pb.JoinReply) -> None:
+        refusal = reply.refusal
+        if refusal.kind == pb.RefusalKind.CONFIGURATION:
+            differences = self._experiment.differences(json.loads(reply.public_configuration))
+            raise ConfigError(
+                "this client's experiment is not the parameter server's:\n" + "\n".join(f"  {d}" for d in differences)
+            )
+        if refusal.kind == pb.RefusalKind.RUN_IS_OVER:
+            raise _Over(Outcome("over", refusal.message))
+        raise JoinRefused(f"client {client_id}: {kind_name(refusal.kind)}: {refusal.message}")
+
+    async def _attend(self) -> None:
+        """Heartbeats and errors up; evictions and the run's end down."""
+        call = self._stub.Attend(timeout=None)  # lives as long as the run: heartbeats and keepalive bound its silence
+        await call.write(pb.AttendRequest(attending=pb.Attending(callers=self._callers.values())))
+        beats = asyncio.create_task(self._beat(call))
+        try:
+            while (event := await call.read()) is not grpc.aio.EOF:
+                self._alive_at = asyncio.get_running_loop().time()
+                if isinstance(event, Malformed):
+                    raise _Rejoin(f"an event that is none: {event.reason}")
+                match event.WhichOneof("event"):
+                    case "evicted":
+                        raise Superseded(f"client {event.evicted.client_id} has joined from elsewhere; stopping here")
+                    case "run_finished":
+                        raise _Over(Outcome(event.run_finished.status, event.run_finished.message))
+                    case "refusal":
+                        self._refused(event.refusal)
+        finally:
+            beats.cancel()
+            call.cancel()
+
+    async def _beat(self, call: grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendEvent]) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat_s):
+                    message = pb.AttendRequest(error=await self._errors.get())
+            except TimeoutError:
+                message = pb.AttendRequest(heartbeat=pb.Heartbeat())
+            await call.write(message)
+
+    async def _leave_all(self) -> None:
+        for caller in self._callers.values():
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await self._stub.Leave(pb.LeaveRequest(caller=caller), timeout=self._network.leave_deadline_s)
+
+    def report_error(self, client_id: int, round_id: int, problem: BaseException) -> None:
+        """Tell the parameter server of a fault in one logical client; the others go on."""
+        message = pb.ClientError(
+            client_id=client_id, round_id=round_id, kind=type(problem).__name__, message=str(problem)[:500]
+        )
+        with contextlib.suppress(asyncio.QueueFull):
+            self._errors.put_nowait(message)
+
+    def _refused(self, refusal: pb.Refusal) -> None:
+        """What a refusal after joining means for this client."""
+        if refusal.kind in REJOIN:
+            raise _Rejoin(refusal.message)
+        if refusal.kind == pb.RefusalKind.SUPERSEDED:
+            raise Superseded(refusal.message)
+        if refusal.kind in (pb.RefusalKind.WRONG_RUN, pb.RefusalKind.UNKNOWN_CLIENT):
+            raise JoinRefused(refusal.message)
+        log.warning("refused: %s: %s", kind_name(refusal.kind), refusal.message)
+
+    # ---------------------------------------------------------------- rounds
+
+    async def _train(self, next_round: int) -> None:
+        while True:
+            model = await self._pull(next_round)
+            pushes = []
+            async for client_id, momentum in self._produce(model):
+                pushes.append(asyncio.create_task(self._push(client_id, model.round_id, momentum)))
+            await asyncio.gather(*pushes)
+            next_round = model.round_id + 1
+
+    async def _pull(self, wanted: int) -> PublishedModel:
+        """The model of round ``wanted`` or a later one, as soon as it is open."""
+        caller = next(iter(self._callers.values()))
+        wait_s = self._network.rpc_deadline_s / 2
+        while True:
+            call = self._stub.PullModel(
+                pb.PullModelRequest(caller=caller, round_id=wanted, wait_s=wait_s),
+                timeout=wait_s + self._network.deadline_of_round(4 * self._num_parameters, 1),
+            )
+            frames = aiter(call)
+            try:
+                header, theta = await receive_tensor(frames, self._num_parameters, lambda h: h.model.element_count)
+                await anext(frames, None)  # to the call's end, so that its status is known
+            except Incomplete as problem:
+                raise _Rejoin(str(problem)) from None
+            finally:
+                call.cancel()
+            self._alive_at = asyncio.get_running_loop().time()
+            match header.WhichOneof("outcome"):
+                case "model" if theta is not None:
+                    return self._accept(header.model, theta)
+                case "run_finished":
+                    raise _Over(Outcome(header.run_finished.status, header.run_finished.message))
+                case "refusal":
+                    self._refused(header.refusal)
+                    await asyncio.sleep(FIRST_BACKOFF_S)
+
+    def _accept(self, model: pb.Model, theta: Momentum) -> PublishedModel:
+        """A model goes forward, or it is the same one again; a server that goes back has lost its ledger.
+
+        A round may be opened twice (the server restarted before it closed); then its model and ledger head must be
+        the ones seen before.
+        """
+        went_back = model.round_id < self._seen_round
+        changed = model.round_id == self._seen_round and model.ledger_head != self._seen_head
+        if went_back or changed:
+            raise ServerRolledBack(
+                f"the parameter server publishes round {model.round_id} after round {self._seen_round}"
+                + (" with another ledger" if changed else "")
+                + ": its state was restored from a copy, and privacy spent since then is not in its ledger"
+            )
+        self._seen_round, self._seen_head = model.round_id, model.ledger_head
+        return PublishedModel(model.round_id, theta, model.ledger_head)
+
+    async def _push(self, client_id: int, round_id: int, momentum: Momentum) -> None:
+        """Send one momentum until it is acknowledged or refused; a repetition is harmless.
+
+        A connection that fails is tried again for a while; after a longer outage the exchange joins anew, and the
+        round is served again if it is still open.
+        """
+        header = pb.MomentumHeader(
+            caller=self._callers[client_id],
+            round_id=round_id,
+            schema_hash=self._schema_hash,
+            element_count=momentum.size,
+        )
+        frames = list(tensor_frames(header, momentum, self._network.chunk_bytes))
+        backoff = FIRST_BACKOFF_S
+        for attempt in range(3):
+            try:
+                reply = await self._stub.PushMomentum(
+                    _each(frames), timeout=self._network.deadline_of_round(4 * self._num_parameters, 1)
+                )
+                break
+            except grpc.aio.AioRpcError as problem:
+                if problem.code() is not grpc.StatusCode.UNAVAILABLE or attempt == 2:
+                    raise
+                await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+                backoff *= 2
+        self._alive_at = asyncio.get_running_loop().time()
+        if isinstance(reply, Malformed):
+            raise _Rejoin(f"a reply that is none: {reply.reason}")
+        if reply.HasField("refusal"):
+            self._refused(reply.refusal)
+
+
+async def _each(frames: list[bytes]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        yield frame
+
+
+def token_hash(token: str) -> bytes:
+    """What the parameter server keeps of a join token."""
+    return sha256(token.encode()).digest()

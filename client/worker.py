@@ -1,0 +1,83 @@
+"""The honest client's half of Algorithm 1: minibatch gradient, clip, momentum.
+
+g   = ∇f_i(θ_t; batch)            batch drawn by the stream (seed, "batch", client, round)
+g   = g · min(1, C / ‖g‖)         ‖g‖ = 0 stays 0; a non-finite g counts as 0
+m_i = α m_i + (1 − α) g           m_i = 0 before round 0, so ‖m_i‖ ≤ C
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from common.config import Training
+from common.learning.datasets import Dataset, to_tensor
+from common.learning.gradient import FlatModel
+from common.randomness import stream
+
+__all__ = ["Worker", "clip_to"]
+
+
+def clip_to(vector: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
+    """Scale a float32 vector (d,) in place to an L2 norm of at most ``clip_norm``; non-finite becomes zero."""
+    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    if not np.isfinite(norm):
+        return vector.zero_()
+    if clip_norm is not None and norm > clip_norm:
+        vector.mul_(clip_norm / norm)
+    return vector
+
+
+class Worker:
+    """One logical client: its identity, its data, its momentum.
+
+    Parameters
+    ----------
+    client_id
+        The identity.
+    model
+        Shared by the workers of a process; they use it one after the other.
+    dataset, indices
+        The training set and this client's share of it, sorted.
+    """
+
+    def __init__(
+        self,
+        client_id: int,
+        model: FlatModel,
+        dataset: Dataset,
+        indices: npt.NDArray[np.int64],
+        training: Training,
+        *,
+        l2: float = 0.0,
+    ) -> None:
+        self.client_id = client_id
+        self._model, self._dataset, self._indices, self._training, self._l2 = model, dataset, indices, training, l2
+        self._client_momentum = training.schedule_of("client_momentum")
+        self._momentum = torch.zeros(model.num_parameters, dtype=torch.float32)
+        self._last_round = -1
+
+    def step(self, round_id: int) -> npt.NDArray[np.float32]:
+        """The momentum (d,) of a round, at the parameters the shared model holds.
+
+        A round asked for again (the parameter server restarted before it closed) gets the same momentum again.
+        """
+        if round_id != self._last_round:
+            gradient = clip_to(self._gradient(round_id), self._training.clip_norm)
+            alpha = self._client_momentum(round_id)
+            # A new tensor each round: the old one may still be on its way to the network.
+            self._momentum = self._momentum.mul(alpha).add_(gradient, alpha=1 - alpha)
+            self._last_round = round_id
+        return self._momentum.numpy()
+
+    def _gradient(self, round_id: int) -> torch.Tensor:
+        batch = self._batch(round_id)
+        inputs, labels = to_tensor(self._dataset.train, batch, self._dataset)
+        return self._model.gradient(inputs, labels, self._l2)
+
+    def _batch(self, round_id: int) -> npt.NDArray[np.int64]:
+        """Indices of a round's minibatch, drawn without replacement; all of the data if there is less than a batch."""
+        size = min(self._training.batch_size, len(self._indices))
+        random = stream(self._training.seed, "batch", client=self.client_id, round_id=round_id)
+        return self._indices[random.choice(len(self._indices), size=size, replace=False)]

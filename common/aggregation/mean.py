@@ -1,0 +1,46 @@
+"""The plain mean: what federated learning does without adversaries, and what one adversary ruins."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.aggregation.rule import SumRule
+
+__all__ = ["Mean"]
+
+
+class Mean(SumRule):
+    """The arithmetic mean, (1/n) Σ x_i. Not robust for any f > 0.
+
+    Sensitivity
+        2C/n: only the replaced summand moves, by at most 2C. Attained by antipodal rows.
+    Complexity
+        O(n d) time, O(d) memory.
+
+    =============================  =======================================================
+    edge case                      outcome
+    =============================  =======================================================
+    any f                          ignored; the baseline stands beside robust rules
+    ±inf or NaN in a column        that coordinate is not finite: the caller's concern
+    1e30 in a row                  the mean follows it; float64 sums, so no overflow
+    more than 2^24 elements        nothing special
+    =============================  =======================================================
+    """
+
+    name = "mean"
+
+    def sensitivity(self, *, num_clients: int, clip_norm: float) -> float:
+        self.require(num_clients)
+        return 2.0 * clip_norm / num_clients
+
+    def divisor(self, num_clients: int) -> int:
+        return num_clients
+
+    def sum_of_kept(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return x.sum(dim=0, dtype=torch.float64).add_(0.0)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            # Adding 0.0 turns -0.0 into 0.0: otherwise the sign of a zero would depend on the order of rows.
+            return torch.from_numpy(x.numpy().sum(axis=0, dtype=np.float64) + 0.0)

@@ -1,0 +1,358 @@
+"""One typed, frozen configuration for everything: the experiment.
+
+An experiment is a TOML file. Every process of a run starts from its own copy; the values that must agree between
+them are the *public* ones (:meth:`Experiment.public`). Unknown keys are refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Iterable
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from common.errors import ConfigError
+from common.schedules import Schedule, parse_schedule
+
+__all__ = [
+    "Aggregation",
+    "Attack",
+    "Data",
+    "Evaluation",
+    "Experiment",
+    "Federation",
+    "Model",
+    "Network",
+    "Privacy",
+    "Training",
+    "load_experiment",
+    "ready_experiments",
+]
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    return value
+
+
+Number = Annotated[float, AfterValidator(_finite)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
+Fraction01 = Annotated[float, Field(ge=0, lt=1), AfterValidator(_finite)]
+ScheduleField = Annotated[Schedule, BeforeValidator(parse_schedule)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+class _OpenSection(_Section):
+    """A section that also carries the parameters of what it names (a rule, an attack); these are checked there."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Federation(_Section):
+    """Who takes part."""
+
+    clients: int = Field(ge=1, le=100_000, description="n: identities on the public roster, adversaries included")
+    byzantine: int = Field(default=0, ge=0, description="f: how many Byzantine identities the PS tolerates")
+    clients_per_process: int = Field(default=1, ge=1, description="logical clients held by one client process")
+    quorum: int | None = Field(default=None, ge=1, description="answers a round needs; default max(2f + 1, 0.8 n)")
+
+    @model_validator(mode="after")
+    def _quorum_fits(self) -> Federation:
+        if self.byzantine >= self.clients:
+            raise ValueError(f"byzantine = {self.byzantine} must be smaller than clients = {self.clients}")
+        if self.quorum is not None and self.quorum > self.clients:
+            raise ValueError(f"quorum = {self.quorum} exceeds clients = {self.clients}")
+        return self
+
+    @property
+    def needed(self) -> int:
+        """The quorum in force."""
+        if self.quorum is not None:
+            return self.quorum
+        return min(self.clients, max(2 * self.byzantine + 1, math.ceil(0.8 * self.clients)))
+
+
+class ScheduleSection(_Section):
+    """Schedules that replace the constants of ``[training]``."""
+
+    learning_rate: ScheduleField | None = None
+    client_momentum: ScheduleField | None = None
+    server_momentum: ScheduleField | None = None
+
+
+class Training(_Section):
+    """The algorithm's hyper-parameters (Algorithm 1 of the ByzULDP paper)."""
+
+    rounds: int = Field(ge=1, le=10_000_000, description="T")
+    batch_size: int = Field(default=20, ge=1)
+    learning_rate: Positive = Field(default=0.1, description="η")
+    clip_norm: Positive | None = Field(default=1.0, description="C: L2 norm a client's gradient is clipped to")
+    client_momentum: Fraction01 = Field(default=0.9, description="α")
+    server_momentum: Fraction01 = Field(default=0.9, description="β, on the released aggregate")
+    schedule: ScheduleSection = ScheduleSection()
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="where the PS aggregates")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    def schedule_of(self, quantity: Literal["learning_rate", "client_momentum", "server_momentum"]) -> Schedule:
+        """The schedule in force; momenta are clamped to [0, 1)."""
+        chosen: Schedule | None = getattr(self.schedule, quantity)
+        if chosen is None:
+            chosen = parse_schedule(getattr(self, quantity))
+        return chosen if quantity == "learning_rate" else chosen.clamped()
+
+
+class Evaluation(_Section):
+    """How the public test set is used; never in the round's critical path."""
+
+    every: int = Field(default=10, ge=1, description="rounds between evaluations")
+    last: int = Field(default=50, ge=1, description="rounds averaged in accuracy_last")
+    images: int | None = Field(default=None, ge=1, description="test images used along the way; default all")
+
+
+class Aggregation(_OpenSection):
+    """The robust rule; further keys are the rule's own parameters."""
+
+    rule: str = Field(default="trimmed_mean", min_length=1)
+
+
+class Privacy(_Section):
+    """User-level differential privacy; without ``epsilon`` there is none."""
+
+    epsilon: Positive | None = None
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    calibration: Literal["exact", "renyi"] = "exact"
+    noise_seed: int | None = Field(default=None, ge=0, description="research only: marks the run not private")
+
+
+class Attack(_OpenSection):
+    """What the Byzantine identities (the last ``adversaries`` ids) do; further keys are the attack's parameters."""
+
+    name: str = Field(default="none", min_length=1)
+    adversaries: int | None = Field(default=None, ge=0, description="how many; default f")
+    knowledge: Literal["none", "colluding", "omniscient"] = "colluding"
+
+
+class Data(_Section):
+    """Which data, and how it is dealt to the identities."""
+
+    dataset: str = Field(default="mnist", min_length=1)
+    root: Path | None = Field(default=None, description="a folder in torchvision's layout; default ./data")
+    partition: Literal["classes", "shards", "iid", "dirichlet", "local"] = "classes"
+    classes_per_client: int = Field(default=2, ge=1)
+    shards_per_client: int = Field(default=2, ge=1)
+    dirichlet_beta: Positive = 0.5
+    minimum: int = Field(default=1, ge=1, description="samples every client has at least (dirichlet)")
+    deal_to: Literal["all", "honest"] = "all"
+
+
+class Model(_Section):
+    """What is trained."""
+
+    name: str = Field(default="cnn", min_length=1)
+    init_from: Path | None = Field(default=None, description="a safetensors file with the initial parameters")
+    l2: float = Field(default=0.0, ge=0, description="λ: λ/2 ‖θ‖² is added to every client's loss")
+    frozen_buffers: bool = Field(default=False, description="running statistics stay as they are at the start")
+
+
+class Network(_Section):
+    """Addresses, deadlines and sizes. Every wait has one of these as its end."""
+
+    address: str = Field(default="127.0.0.1:0", description="host:port; port 0 lets the system choose")
+    insecure: bool = Field(default=False, description="allow an address beyond loopback without TLS")
+    join_deadline_s: Positive = Field(default=120.0, description="for all clients to join, before round 0")
+    round_deadline_s: Positive = Field(default=60.0, description="for a round to collect its momenta")
+    throughput_floor: Positive = Field(default=1e6, description="bytes/s; lengthens the round deadline of big models")
+    grace_factor: Positive = Field(default=1.0, description="after the quorum answered: wait this multiple of its time")
+    grace_floor_s: Positive = Field(default=0.5, description="the grace is at least this long")
+    quorum_deadline_s: Positive = Field(default=60.0, description="below the quorum, after the deadline, give up")
+    rpc_deadline_s: Positive = Field(default=30.0, description="of a short call")
+    heartbeat_s: Positive = 1.0
+    liveness_s: Positive = Field(default=15.0, description="without a heartbeat for so long, a member is dead")
+    server_gone_s: Positive = Field(default=60.0, description="a client gives up after so long without the PS")
+    leave_deadline_s: Positive = Field(default=10.0, description="the PS waits for clients to hear the run's end")
+    chunk_bytes: int = Field(default=1 << 20, ge=1 << 10, le=1 << 25)
+    max_model_bytes: int = Field(default=4 << 30, ge=4)
+
+    def deadline_of_round(self, model_bytes: int, num_clients: int) -> float:
+        """Seconds a round may collect: grows with the bytes that must travel both ways."""
+        return self.round_deadline_s + 2 * model_bytes * num_clients / self.throughput_floor
+
+
+class Experiment(_Section):
+    """The whole configuration of a run."""
+
+    federation: Federation
+    training: Training
+    evaluation: Evaluation = Evaluation()
+    aggregation: Aggregation = Aggregation()
+    privacy: Privacy = Privacy()
+    attack: Attack = Attack()
+    data: Data = Data()
+    model: Model = Model()
+    network: Network = Network()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Experiment:
+        if self.num_adversaries > self.federation.clients:
+            raise ValueError(
+                f"attack.adversaries = {self.num_adversaries} exceeds federation.clients = {self.federation.clients}"
+            )
+        if self.data.deal_to == "honest" and self.num_adversaries == self.federation.clients:
+            raise ValueError('data.deal_to = "honest" needs at least one honest client')
+        if self.privacy.epsilon is not None and self.training.clip_norm is None:
+            raise ValueError("privacy.epsilon needs training.clip_norm: the sensitivity is a multiple of it")
+        return self
+
+    @property
+    def num_adversaries(self) -> int:
+        """Identities run by the adversary; the last ones on the roster."""
+        if self.attack.name == "none":
+            return 0
+        return self.federation.byzantine if self.attack.adversaries is None else self.attack.adversaries
+
+    @property
+    def adversary_ids(self) -> range:
+        return range(self.federation.clients - self.num_adversaries, self.federation.clients)
+
+    @property
+    def honest_ids(self) -> range:
+        return range(self.federation.clients - self.num_adversaries)
+
+    def public(self) -> dict[str, Any]:
+        """The values every process must agree on, flat: ``section.key`` to a JSON value.
+
+        The attack is not among them: an honest client has no say in it.
+        """
+        tree = self.model_dump(mode="json")
+        private_keys = {"data.root", "model.init_from", "training.device", "federation.clients_per_process"}
+        return {
+            f"{section}.{key}": value
+            for section in ("federation", "training", "aggregation", "privacy", "data", "model")
+            for key, value in tree[section].items()
+            if f"{section}.{key}" not in private_keys
+        }
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the public values (64 hex digits)."""
+        return sha256(json.dumps(self.public(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def differences(self, public: dict[str, Any]) -> list[str]:
+        """One sentence per public value that differs from another process's."""
+        mine = self.public()
+        return [
+            f"{key} is {mine.get(key, 'unset')!r} here and {public.get(key, 'unset')!r} at the parameter server"
+            for key in sorted(mine.keys() | public.keys())
+            if mine.get(key) != public.get(key)
+        ]
+
+
+def ready_experiments() -> dict[str, Path]:
+    """The experiments that ship with the project, by name.
+
+    They are data of the ``deploy`` package, found without importing it.
+    """
+    folder = resources.files("deploy") / "experiments"
+    return {Path(str(item)).stem: Path(str(item)) for item in folder.iterdir() if str(item).endswith(".toml")}
+
+
+def load_experiment(source: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment from a TOML file, or by the name of a ready one.
+
+    Parameters
+    ----------
+    source
+        A path, or a name such as ``mnist``.
+    overrides
+        ``section.key=value`` assignments; the value is TOML, or else taken as a string.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing or not TOML, a key is unknown, or a value is out of range.
+    """
+    path = Path(source)
+    if not path.is_file():
+        known = ready_experiments()
+        if str(source) not in known:
+            raise ConfigError(
+                f"no experiment {str(source)!r}: give a TOML file's path or one of {', '.join(sorted(known))}"
+            )
+        path = known[str(source)]
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path} is not valid TOML: {problem}") from None
+    for override in overrides:
+        _apply(tree, override)
+    return experiment_from(tree, where=str(path))
+
+
+def experiment_from(tree: dict[str, Any], *, where: str = "the experiment") -> Experiment:
+    """Validate a nested dictionary, as TOML or JSON gives it."""
+    try:
+        return Experiment.model_validate(tree)
+    except ValidationError as problem:
+        raise ConfigError(f"{where}:\n" + "\n".join(f"  {_explain(item)}" for item in problem.errors())) from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    name, separator, text = override.partition("=")
+    parts = name.strip().split(".")
+    if not separator or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"--set {override!r}: expected section.key=value, for instance training.rounds=20")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    for part in parts[:-1]:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {override!r}: {part} is a value, not a section")
+    tree[parts[-1]] = value
+
+
+def _explain(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{where}: unknown key; {_nearest_key(item['loc'])}"
+    if item["type"] == "missing":
+        return f"{where}: missing"
+    message = item["msg"].removeprefix("Value error, ")
+    given = item["input"]
+    shown = "" if isinstance(given, dict) or not where else f"{where} = {given!r}: "
+    return f"{shown}{message}" if shown else (f"{where}: {message}" if where else message)
+
+
+def _nearest_key(location: tuple[str | int, ...]) -> str:
+    section: type[BaseModel] = Experiment
+    for part in location[:-1]:
+        annotation = section.model_fields[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    known = list(section.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    everywhere = {key: name for name, field in Experiment.model_fields.items() for key in _keys(field.annotation)}
+    if str(location[-1]) in everywhere:
+        return f"it belongs to [{everywhere[str(location[-1])]}]"
+    return f"known here: {', '.join(known)}"
+
+
+def _keys(annotation: Any) -> list[str]:
+    return list(annotation.model_fields) if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []

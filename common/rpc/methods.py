@@ -1,0 +1,117 @@
+"""The methods of the protocol with their (de)serialisers, for both ends of the wire.
+
+Used in place of the generated stubs because the tensor messages have serialisers of their own (see
+:mod:`common.rpc.frames`); paths and message types are taken from the generated descriptors, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from common.rpc.frames import Frame, Malformed, decode_frame
+from common.rpc.v1 import parameter_server_pb2 as pb
+from common.rpc.v1 import wiretap_pb2 as tap
+
+__all__ = ["PARAMETER_SERVER", "WIRETAP", "ParameterServerStub", "WiretapStub", "handlers"]
+
+M = TypeVar("M", bound=Message)
+
+PARAMETER_SERVER: str = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
+WIRETAP: str = tap.DESCRIPTOR.services_by_name["Wiretap"].full_name
+
+
+def _as_is(data: bytes) -> bytes:
+    return data
+
+
+def _encode(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _reader(kind: type[M]) -> Callable[[bytes], M | Malformed]:
+    """A deserialiser that returns what is wrong instead of raising: the handler answers with a refusal."""
+
+    def read(data: bytes) -> M | Malformed:
+        try:
+            return kind.FromString(data)
+        except DecodeError as problem:
+            return Malformed(str(problem) or f"no {kind.DESCRIPTOR.name}")
+
+    return read
+
+
+def _frames(header: type[M]) -> Callable[[bytes], Frame[M] | Malformed]:
+    def read(data: bytes) -> Frame[M] | Malformed:
+        return decode_frame(data, header)
+
+    return read
+
+
+# name: (client streams, server streams, request reader, reply writer, request writer, reply reader)
+_TABLE: dict[str, dict[str, tuple[bool, bool, Any, Any, Any, Any]]] = {
+    PARAMETER_SERVER: {
+        "Join": (False, False, _reader(pb.JoinRequest), _encode, _encode, _reader(pb.JoinReply)),
+        "Attend": (True, True, _reader(pb.AttendRequest), _encode, _encode, _reader(pb.AttendEvent)),
+        "PullModel": (False, True, _reader(pb.PullModelRequest), _as_is, _encode, _frames(pb.ModelHeader)),
+        "PushMomentum": (True, False, _frames(pb.MomentumHeader), _encode, _as_is, _reader(pb.PushReply)),
+        "Leave": (False, False, _reader(pb.LeaveRequest), _encode, _encode, _reader(pb.LeaveReply)),
+    },
+    WIRETAP: {
+        "Tap": (False, True, _reader(tap.TapRequest), _as_is, _encode, _frames(tap.TapHeader)),
+    },
+}
+
+_HANDLER = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
+    """The handlers of a service: ``servicer`` has one coroutine method per RPC, by the RPC's name."""
+    return grpc.method_handlers_generic_handler(
+        service,
+        {
+            name: _HANDLER[up, down](getattr(servicer, name), request_deserializer=read, response_serializer=write)
+            for name, (up, down, read, write, _, _) in _TABLE[service].items()
+        },
+    )
+
+
+class _Stub:
+    service: str
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        kinds: dict[tuple[bool, bool], Any] = {
+            (False, False): channel.unary_unary,
+            (False, True): channel.unary_stream,
+            (True, False): channel.stream_unary,
+            (True, True): channel.stream_stream,
+        }
+        for name, (up, down, _, _, write, read) in _TABLE[self.service].items():
+            call = kinds[up, down](f"/{self.service}/{name}", request_serializer=write, response_deserializer=read)
+            setattr(self, name, call)
+
+
+class ParameterServerStub(_Stub):
+    """Calls to a parameter server over a ``grpc.aio`` channel; every call needs a ``timeout``."""
+
+    service = PARAMETER_SERVER
+    Join: Any
+    Attend: Any
+    PullModel: Any
+    PushMomentum: Any
+    Leave: Any
+
+
+class WiretapStub(_Stub):
+    """Calls to a wiretap."""
+
+    service = WIRETAP
+    Tap: Any

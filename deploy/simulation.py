@@ -1,0 +1,83 @@
+"""The same algorithm in one process, without the network.
+
+Calls the very functions that the networked processes call, in the same order, on the same random streams. So with the
+noise off a simulation and a networked run give the same θ, which a test holds them to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from adversary.main import attack_of, own_momenta
+from client.crew import build_crew
+from common.config import Experiment
+from common.learning.task import Task, build_task, single_threaded
+from common.noise import SecureGaussian, SeededGaussian
+from ps.main import device_of, mechanism_of
+from ps.update import ServerState, advance, initial_state, release
+
+__all__ = ["SimulatedRound", "simulate"]
+
+
+@dataclass(frozen=True)
+class SimulatedRound:
+    """θ_{t+1} after round t, float32 (d,)."""
+
+    round_id: int
+    theta: torch.Tensor
+    task: Task
+
+
+def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[SimulatedRound]:
+    """Run an experiment in this process, one round per item.
+
+    Raises
+    ------
+    ByzULDPError
+        A leaf that says what the experiment asks for and cannot have.
+    """
+    single_threaded()
+    task = task or build_task(experiment)
+    _, mechanism = mechanism_of(experiment)
+    device = device_of(experiment.training.device)
+    n, d = experiment.federation.clients, task.num_parameters
+    mechanism.rule.prepare(n, d, device)
+    crew = build_crew(experiment, task, range(n))
+    honest = {client_id: crew[client_id] for client_id in experiment.honest_ids}
+    byzantine = {client_id: crew[client_id] for client_id in experiment.adversary_ids}
+    attack = attack_of(experiment) if byzantine else None
+    draw = _noise(experiment, d) if mechanism.noise_multiplier > 0 else None
+    learning_rate, server_momentum = (
+        experiment.training.schedule_of(quantity) for quantity in ("learning_rate", "server_momentum")
+    )
+    state: ServerState = initial_state(task.model.parameters_flat().clone().to(device))
+    rows = torch.zeros((n, d), dtype=torch.float32)
+
+    def receive(client_id: int, momentum: torch.Tensor) -> None:
+        rows[client_id] = momentum
+        mechanism.condition(rows[client_id])
+
+    for round_id in range(experiment.training.rounds):
+        task.model.set_parameters(state.theta.cpu())
+        for client_id, worker in honest.items():
+            receive(client_id, torch.from_numpy(worker.step(round_id)))
+        if attack is not None:
+            own = own_momenta(byzantine, round_id)
+            known = {"none": own[:0], "colluding": own, "omniscient": rows[: len(honest)].clone()}
+            sent = attack(known[experiment.attack.knowledge], own, round_id)
+            for client_id, row in zip(byzantine, sent, strict=True):
+                receive(client_id, row)
+        noise = draw(round_id) if draw is not None else None
+        released = release(mechanism, rows.to(device), range(n), noise)
+        state = advance(state, released, learning_rate(round_id), server_momentum(round_id))
+        yield SimulatedRound(round_id, state.theta, task)
+
+
+def _noise(experiment: Experiment, d: int) -> Callable[[int], np.ndarray]:
+    seed = experiment.privacy.noise_seed
+    source = SecureGaussian() if seed is None else SeededGaussian(seed)
+    return lambda round_id: source.standard_normal(d, round_id=round_id)

@@ -1,0 +1,281 @@
+"""The coordinator: carries out what ``rounds.py`` and ``roster.py`` decide.
+
+The imperative shell around the pure parts. Events come from the service (joined, momentum complete, …) and from the
+clock; actions go to the inbox, the round maker and the waiting clients. Everything runs on the event loop, except the
+making of a round, which has a thread of its own so that heartbeats and pulls are served meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from common.config import Experiment
+from common.errors import ByzULDPError
+from common.rpc.frames import tensor_frames
+from common.rpc.refusals import kind_name
+from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.inbox import Inbox
+from ps.membership import Attendance, Membership, shown
+from ps.roster import Roster
+from ps.round_maker import RoundMaker, Segments
+from ps.rounds import Action, CloseRound, EndRun, OpenRound, Phase, RoundPolicy, Rounds, Wait
+from ps.store import CommittedRound, RoundMetrics, RunStore
+
+__all__ = ["Coordinator", "Report"]
+
+log = logging.getLogger("byzuldp.ps")
+
+Report = Callable[[dict[str, Any]], None]
+"""Takes what an onlooker may see: ``{"event": …}`` with JSON values."""
+
+
+class Coordinator:
+    """One run of one parameter server.
+
+    Parameters
+    ----------
+    experiment
+        The configuration in force.
+    store
+        The open run folder; the run goes on after its latest committed round.
+    maker
+        Makes a committed model of a closed round.
+    inbox
+        Where momenta land.
+    membership
+        Builds the run's membership, given a roster, a clock and what to call when somebody comes or goes.
+    report
+        Told what an onlooker may see.
+    evaluate
+        Offered every committed model.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        store: RunStore,
+        maker: RoundMaker,
+        inbox: Inbox,
+        membership: Callable[[Roster, Callable[[], float], Callable[[], None]], Membership],
+        report: Report,
+        evaluate: Callable[[CommittedRound], None],
+    ) -> None:
+        network = experiment.network
+        self.experiment, self.store, self.inbox, self.maker = experiment, store, inbox, maker
+        self.rounds = Rounds(policy_of(experiment, inbox.row_bytes), start_round=store.latest().round_id)
+        roster = Roster(
+            range(experiment.federation.clients),
+            liveness_s=network.liveness_s,
+            reconnect_grace_s=2 * network.heartbeat_s,
+        )
+        self.members = membership(roster, self._now, self._live_changed)
+        self._report, self._evaluate = report, evaluate
+        self._end: EndRun | None = None
+        self._broadcast: list[bytes] = []
+        self._closing: asyncio.Queue[CloseRound | None] = asyncio.Queue()
+        self._waiters: set[asyncio.Event] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._available_at: float | None = None  # when θ of the open round became available
+        self._opened_at = 0.0
+        self._bytes_down = self._bytes_up = 0
+
+    # ---------------------------------------------------------------- the life of a run
+
+    async def run(self) -> EndRun:
+        """From listening to the run's end. Returns how it ended; the clients have been told."""
+        self._publish(self.store.latest())
+        self._carry_out(self.rounds.started(self._now()))
+        with ThreadPoolExecutor(1, thread_name_prefix="round") as thread:
+            while (closing := await self._closing.get()) is not None:
+                await self._finish_round(closing, thread)
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._end is not None  # noqa: S101 - only EndRun queues None
+        return self._end
+
+    async def _finish_round(self, closing: CloseRound, thread: ThreadPoolExecutor) -> None:
+        collect_s = time.perf_counter() - self._opened_at
+        try:
+            committed, segments = await asyncio.get_running_loop().run_in_executor(thread, self.maker.make, closing)
+        except ByzULDPError as problem:
+            self._carry_out(self.rounds.stop(problem.status, str(problem), self._now(), at_once=True))
+            return
+        publishing_at = time.perf_counter()
+        self._publish(committed)
+        self._carry_out(self.rounds.published(committed.round_id, self._now()))
+        publish_s = time.perf_counter() - publishing_at
+        self._record(closing, {"collect": collect_s, **segments, "publish": publish_s})
+
+    def stop(self, status: str, message: str) -> None:
+        """End the run in good order; a round that is being made is still published."""
+        self._carry_out(self.rounds.stop(status, message, self._now()))
+
+    def tick(self) -> None:
+        """Let time pass: deaths, deadlines, the grace."""
+        if self.members.roster.tick(self._now()):
+            self._live_changed()
+        self._carry_out(self.rounds.tick(self._now()))
+
+    # ---------------------------------------------------------------- carrying out actions
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case OpenRound():
+                    self._open(action)
+                case CloseRound():
+                    self.inbox.close()
+                    self._closing.put_nowait(action)
+                case Wait():
+                    self._report({"event": "wait", "message": action.message, "seconds": action.until - self._now()})
+                case EndRun():
+                    log.info("the run ended: %s: %s", action.status, action.message)
+                    self._end = action
+                    self.members.finish(action.status, action.message)
+                    self._closing.put_nowait(None)
+        self._wake()
+        self._schedule_tick()
+
+    def _open(self, action: OpenRound) -> None:
+        self.inbox.open()
+        self.maker.foresee(action.round_id)
+        self._opened_at = time.perf_counter()
+        if self._available_at is None:  # the first round of this process: θ has waited for clients, not for us
+            self._available_at = self._opened_at
+        self.members.tell_all(pb.AttendEvent(round_opened=pb.RoundOpened(round_id=action.round_id)))
+
+    def _publish(self, committed: CommittedRound) -> None:
+        """Serialise a committed model once; the same bytes go to every client that pulls it."""
+        header = pb.ModelHeader(
+            model=pb.Model(
+                round_id=committed.round_id,
+                element_count=len(committed.theta),
+                schema_hash=self.members.schema_hash,
+                ledger_head=committed.head,
+            )
+        )
+        self._broadcast = list(tensor_frames(header, committed.theta, self.experiment.network.chunk_bytes))
+        self._evaluate(committed)
+
+    def _record(self, closing: CloseRound, segments: Segments) -> None:
+        available_at = time.perf_counter()
+        latency_s = available_at - (self._available_at or self._opened_at)
+        self._available_at = available_at
+        self.store.record_round(
+            RoundMetrics(
+                round_id=closing.round_id,
+                started_at=time.time() - latency_s,
+                latency_s=latency_s,
+                segments=segments,
+                answered=len(closing.answered),
+                missing=closing.late,
+                bytes_down=self._bytes_down,
+                bytes_up=self._bytes_up,
+            )
+        )
+        self._bytes_down = self._bytes_up = 0
+        self._report(
+            {
+                "event": "round",
+                "round": closing.round_id + 1,
+                "of": self.experiment.training.rounds,
+                "latency_s": latency_s,
+                "answered": len(closing.answered),
+                "clients": self.experiment.federation.clients,
+                "missing": list(closing.late),
+                "epsilon": self.maker.epsilon_spent(),
+            }
+        )
+
+    def _live_changed(self) -> None:
+        self._carry_out(self.rounds.live_changed(self.members.roster.live, self._now()))
+
+    def _schedule_tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.rounds.phase is Phase.ENDED:
+            return
+        now = self._now()
+        dues = [due for due in (self.rounds.next_tick(now), self.members.roster.next_tick(now)) if due is not None]
+        if dues:
+            self._timer = asyncio.get_running_loop().call_at(min(dues), self.tick)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    # ---------------------------------------------------------------- waiting for the round
+
+    async def model(self, wanted: int, wait_s: float) -> Sequence[bytes] | pb.NotYet | pb.RunFinished:
+        """The frames of the open round's model, once that round is ``wanted`` or a later one."""
+        if not await self.reached(lambda: self._is_open(wanted), wait_s):
+            return pb.NotYet(round_id=self.rounds.round_id, waiting_for=f"round {wanted} to open")
+        return self._broadcast if self.members.over is None else self.members.over
+
+    def _is_open(self, wanted: int) -> bool:
+        return self.rounds.phase is Phase.COLLECTING and self.rounds.round_id >= wanted
+
+    async def reached(self, condition: Callable[[], bool], wait_s: float) -> bool:
+        """Wait for a condition of the round, or for the run's end; False when the time is over."""
+        changed = asyncio.Event()
+        self._waiters.add(changed)
+        try:
+            async with asyncio.timeout(min(max(wait_s, 0.0), self.experiment.network.rpc_deadline_s)):
+                while self.members.over is None and not condition():
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(changed)
+        return True
+
+    def _wake(self) -> None:
+        for changed in self._waiters:
+            changed.set()
+
+    # ---------------------------------------------------------------- what arrives
+
+    def arrived(self, client_id: int, round_id: int) -> None:
+        """A momentum is complete in the inbox."""
+        self._carry_out(self.rounds.momentum_complete(client_id, round_id, self._now()))
+
+    def count_bytes(self, *, down: int = 0, up: int = 0) -> None:
+        """Payload that travelled, for the round's record."""
+        self._bytes_down += down
+        self._bytes_up += up
+
+    def count(self, kind: int | str, client_id: int | None) -> None:
+        """Count a refusal (or ``non_finite``, ``client_error``), under the identity it came from if it is known."""
+        name = kind if isinstance(kind, str) else kind_name(kind)
+        self.store.record_refusal(name, self.members.known(client_id), self.rounds.round_id)
+
+    def client_error(self, attendance: Attendance, error: pb.ClientError) -> None:
+        """A client reports a fault of its own."""
+        if error.client_id in attendance.callers:
+            message = f"client {error.client_id}, round {error.round_id}: {shown(error.kind)}: {shown(error.message)}"
+            log.warning("%s", message)
+            self.count("client_error", error.client_id)
+            self._report({"event": "client_error", "message": message})
+
+
+def policy_of(experiment: Experiment, model_bytes: int) -> RoundPolicy:
+    """When rounds open, close and give up, as configured."""
+    federation, network = experiment.federation, experiment.network
+    return RoundPolicy(
+        num_clients=federation.clients,
+        num_byzantine=federation.byzantine,
+        quorum=federation.needed,
+        rounds=experiment.training.rounds,
+        join_deadline_s=network.join_deadline_s,
+        round_deadline_s=network.deadline_of_round(model_bytes, federation.clients),
+        grace_factor=network.grace_factor,
+        grace_floor_s=network.grace_floor_s,
+        quorum_deadline_s=network.quorum_deadline_s,
+    )

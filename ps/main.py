@@ -1,0 +1,358 @@
+"""The parameter server process: from an experiment to its summary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from common.aggregation import make_rule
+from common.config import Experiment
+from common.errors import AddressUnavailable, ConfigError, StoreDamaged
+from common.learning.task import Task, build_task, single_threaded
+from common.noise import NoiseAhead, SecureGaussian, SeededGaussian
+from common.rpc.addresses import Address, parse_address, refuse_insecure
+from common.rpc.methods import PARAMETER_SERVER, WIRETAP, handlers
+from common.rpc.options import server_options
+from ps.coordinator import Coordinator, Report
+from ps.evaluation import Evaluator, Score
+from ps.inbox import Inbox
+from ps.membership import Membership
+from ps.privacy.ledger import Budget, Genesis, Ledger
+from ps.privacy.premises import premises_of, privacy_status
+from ps.roster import Roster
+from ps.round_maker import RoundMaker
+from ps.rounds import EndRun
+from ps.service import ParameterServerService
+from ps.store import CommittedRound, EvaluationRecord, RunStore
+from ps.summary import summarise
+from ps.tokens import issue_tokens, load_hashes, save_hashes
+from ps.update import Mechanism
+from ps.wiretap import WiretapService
+
+__all__ = ["mechanism_of", "run_parameter_server"]
+
+log = logging.getLogger("byzuldp.ps")
+
+MODEL_FILE = "model.safetensors"
+SUMMARY_FILE = "summary.json"
+
+
+def run_parameter_server(
+    experiment: Experiment,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    token_hashes: Mapping[int, bytes] | None = None,
+    report: Report,
+) -> dict[str, Any]:
+    """Serve a run until it ends; returns its summary, which is also in ``run_dir/summary.json``.
+
+    Parameters
+    ----------
+    resume
+        Go on with the run in ``run_dir``, under the configuration stored there.
+    token_hashes
+        SHA-256 of each identity's join token; without them, tokens are made and left in ``run_dir/operator``.
+    report
+        Told what an onlooker may see.
+
+    Raises
+    ------
+    ByzULDPError
+        A leaf that says why there is no run. A run that began ends with a status in the summary instead.
+    """
+    started_at = time.perf_counter()
+    with ExitStack() as resources:
+        if resume:
+            store = resources.enter_context(RunStore.open(run_dir))
+            experiment = Experiment.model_validate(dict(store.configuration))
+        address = parse_address(experiment.network.address)
+        refuse_insecure(address, insecure=experiment.network.insecure)
+        single_threaded()
+        task = build_task(experiment)
+        budget, mechanism = mechanism_of(experiment)
+        if resume:
+            ledger = Ledger.restored((text, head) for _, text, head in store.ledger_rows())
+            _refuse_other_mechanism(ledger, experiment, mechanism)
+            token_hashes = load_hashes(run_dir / "operator") if token_hashes is None else token_hashes
+            report({"event": "resumed", "round": store.latest().round_id})
+        else:
+            store, ledger = _begin(experiment, run_dir, task, budget, mechanism)
+            resources.enter_context(store)
+            if token_hashes is None:
+                token_hashes = issue_tokens(run_dir / "operator", range(experiment.federation.clients))
+            save_hashes(run_dir / "operator", token_hashes)
+        return _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, report, started_at).serve(address)
+
+
+def mechanism_of(experiment: Experiment) -> tuple[Budget | None, Mechanism]:
+    """The budget and the release mechanism an experiment asks for.
+
+    Raises
+    ------
+    RuleError, PrivacyError
+        The rule cannot be used with these n and f, or the budget cannot be met.
+    """
+    federation, training, privacy = experiment.federation, experiment.training, experiment.privacy
+    rule = make_rule(
+        experiment.aggregation.rule, num_byzantine=federation.byzantine, **experiment.aggregation.parameters
+    )
+    budget = (
+        None
+        if privacy.epsilon is None
+        else Budget(privacy.epsilon, privacy.delta, training.rounds, privacy.calibration)
+    )
+    mechanism = Mechanism(
+        rule=rule,
+        num_clients=federation.clients,
+        num_byzantine=federation.byzantine,
+        clip_norm=training.clip_norm,
+        noise_multiplier=0.0 if budget is None else budget.noise_multiplier,
+    )
+    return budget, mechanism
+
+
+def device_of(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one.
+
+    Raises
+    ------
+    ConfigError
+        CUDA was asked for by name and is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"training.device = {name!r}: this machine has no usable CUDA device; use auto or cpu")
+    return torch.device(name)
+
+
+def _begin(
+    experiment: Experiment, run_dir: Path, task: Task, budget: Budget | None, mechanism: Mechanism
+) -> tuple[RunStore, Ledger]:
+    """Commit θ_0 with the ledger's first row: what this run may spend, fixed before round 0."""
+    run_id = secrets.token_hex(8)
+    genesis = Genesis(
+        fingerprint=experiment.fingerprint(),
+        run_id=run_id,
+        epsilon=budget.epsilon if budget else None,
+        delta=budget.delta if budget else None,
+        rounds=experiment.training.rounds,
+        calibration=experiment.privacy.calibration,
+        noise_multiplier=mechanism.noise_multiplier,
+        sensitivity=mechanism.charged_sensitivity(task.num_parameters) if mechanism.projects else 0.0,
+        num_clients=mechanism.num_clients,
+        num_byzantine=mechanism.num_byzantine,
+        rule=mechanism.rule.name,
+        premises=premises_of(),
+        at=time.time(),
+    )
+    store, _ = RunStore.create(
+        run_dir,
+        run_id=run_id,
+        configuration=experiment.model_dump(mode="json"),
+        fingerprint=experiment.fingerprint(),
+        genesis_json=genesis.to_json(),
+        theta=task.model.parameters_flat().numpy().copy(),
+    )
+    return store, Ledger.opened(genesis)
+
+
+def _refuse_other_mechanism(ledger: Ledger, experiment: Experiment, mechanism: Mechanism) -> None:
+    genesis = ledger.genesis
+    promised = (genesis.noise_multiplier, genesis.num_clients, genesis.rule, genesis.fingerprint)
+    found = (
+        mechanism.noise_multiplier,
+        mechanism.num_clients,
+        mechanism.rule.name,
+        experiment.fingerprint(),
+    )
+    if promised != found:
+        raise StoreDamaged(
+            f"the ledger was opened for (z, n, rule, configuration) = {promised}, this version would run {found}; "
+            "resume with the version that started the run"
+        )
+
+
+@dataclass
+class _Run:
+    experiment: Experiment
+    store: RunStore
+    task: Task
+    ledger: Ledger
+    budget: Budget | None
+    mechanism: Mechanism
+    token_hashes: Mapping[int, bytes]
+    report: Report
+    started_at: float
+
+    def serve(self, address: Address) -> dict[str, Any]:
+        """Listen, run the rounds, tell the clients the end, and sum up."""
+        every = self.experiment.evaluation.every
+        evaluator = Evaluator(
+            self.task.model, self.task.dataset, images=self.experiment.evaluation.images, record=self._scored
+        )
+
+        def evaluate(committed: CommittedRound) -> None:
+            if committed.round_id % every == 0 and committed.round_id < self.experiment.training.rounds:
+                evaluator.offer(committed.round_id, committed.theta)
+
+        end = asyncio.run(self._serve(address, evaluate))
+        latest = self.store.latest()
+        score = evaluator.finish(latest.round_id, latest.theta)
+        self.store.finish(end.status, end.message)
+        return self._conclude(end, score)
+
+    async def _serve(self, address: Address, evaluate: Callable[[CommittedRound], None]) -> EndRun:
+        experiment, network = self.experiment, self.experiment.network
+        device = device_of(experiment.training.device)
+        self.mechanism.rule.prepare(self.mechanism.num_clients, self.task.num_parameters, device)
+        inbox = Inbox(self.mechanism.num_clients, self.task.num_parameters, self.mechanism.condition, device)
+        maker = RoundMaker(
+            experiment,
+            store=self.store,
+            ledger=self.ledger,
+            budget=self.budget,
+            mechanism=self.mechanism,
+            noise=self._noise(),
+            inbox=inbox,
+        )
+        coordinator = Coordinator(
+            experiment,
+            store=self.store,
+            maker=maker,
+            inbox=inbox,
+            membership=self._membership,
+            report=self.report,
+            evaluate=evaluate,
+        )
+        public = json.dumps(experiment.public(), sort_keys=True)
+        service = handlers(PARAMETER_SERVER, ParameterServerService(coordinator, public))
+        server, port = _bind(address, service, network.chunk_bytes)
+        servers, tap_address = [server], None
+        doctor = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(doctor, server)
+        if experiment.attack.knowledge == "omniscient" and experiment.num_adversaries:
+            tap = WiretapService(coordinator, experiment.honest_ids, experiment.adversary_ids)
+            tap_server, tap_port = _bind(Address(address.host, 0), handlers(WIRETAP, tap), network.chunk_bytes)
+            servers.append(tap_server)
+            tap_address = str(Address(address.host, tap_port))
+        for item in servers:
+            await item.start()
+        await doctor.set(PARAMETER_SERVER, health_pb2.HealthCheckResponse.SERVING)
+        self.report(
+            {
+                "event": "listening",
+                "address": str(Address(address.host, port)),
+                "wiretap": tap_address,
+                "run_id": self.store.run_id,
+                "run_dir": str(self.store.folder),
+            }
+        )
+        if warning := coordinator.rounds.policy.warning():
+            self.report({"event": "warning", "message": warning})
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, coordinator.stop, "interrupted", f"{number.name}; continue with --resume")
+        try:
+            end = await coordinator.run()
+            await doctor.enter_graceful_shutdown()
+            if not await coordinator.members.all_left(network.leave_deadline_s):
+                log.warning("some clients had not left %.0f s after the run's end", network.leave_deadline_s)
+        finally:
+            for item in servers:
+                await item.stop(grace=0.5)
+        self.ledger = maker.ledger
+        return end
+
+    def _membership(self, roster: Roster, clock: Callable[[], float], live_changed: Callable[[], None]) -> Membership:
+        return Membership(
+            roster,
+            run_id=self.store.run_id,
+            fingerprint=self.experiment.fingerprint(),
+            schema_hash=self.task.schema_hash,
+            token_hashes=self.token_hashes,
+            clock=clock,
+            live_changed=live_changed,
+        )
+
+    def _noise(self) -> NoiseAhead | None:
+        if self.mechanism.noise_multiplier == 0:
+            return None
+        seed = self.experiment.privacy.noise_seed
+        return NoiseAhead(SecureGaussian() if seed is None else SeededGaussian(seed))
+
+    def _scored(self, score: Score) -> None:
+        self.store.record_evaluation(score.round_id, score.accuracy, score.loss, score.images)
+        self.report({"event": "evaluation", "round": score.round_id, "accuracy": score.accuracy, "loss": score.loss})
+
+    def _conclude(self, end: EndRun, score: Score) -> dict[str, Any]:
+        experiment = self.experiment
+        summary = summarise(
+            experiment=experiment,
+            ledger=self.ledger,
+            status=end.status,
+            message=end.message,
+            private=privacy_status(
+                epsilon=experiment.privacy.epsilon,
+                delta=experiment.privacy.delta,
+                wiretap=experiment.attack.knowledge == "omniscient" and experiment.num_adversaries > 0,
+                noise_secret=experiment.privacy.noise_seed is None,
+            ),
+            rounds=self.store.rounds(),
+            evaluations=self.store.evaluations(),
+            refusals=self.store.refusals(),
+            final=EvaluationRecord(score.round_id, score.accuracy, score.loss, score.images),
+            extra={
+                "run_id": self.store.run_id,
+                "clients": experiment.federation.clients,
+                "byzantine": experiment.federation.byzantine,
+                "adversaries": experiment.num_adversaries,
+                "rule": self.mechanism.rule.name,
+                "attack": experiment.attack.name,
+                "parameters": self.task.num_parameters,
+                "seconds": time.perf_counter() - self.started_at,
+                "run_dir": str(self.store.folder),
+                "model_file": str(self.store.folder / "public" / MODEL_FILE),
+            },
+        )
+        self._save_model()
+        path = self.store.folder / SUMMARY_FILE
+        path.write_text(json.dumps(summary, indent=2) + "\n")
+        self.report({"event": "end", "status": end.status, "message": end.message})
+        return summary
+
+    def _save_model(self) -> None:
+        """The trained model under the names of its state dict, for whoever uses it next."""
+        from safetensors.torch import save_file
+
+        theta = torch.from_numpy(self.store.latest().theta.copy())
+        save_file(self.task.model.state_dict_from(theta), self.store.folder / "public" / MODEL_FILE)
+
+
+def _bind(address: Address, service: grpc.GenericRpcHandler, chunk_bytes: int) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=server_options(chunk_bytes))
+    server.add_generic_rpc_handlers((service,))
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise AddressUnavailable(
+            f"{address} cannot be bound: it is in use, or not an address of this machine. Choose another "
+            "network.address; port 0 lets the system choose"
+        )
+    return server, port

@@ -1,0 +1,212 @@
+"""Who is in: joining, attending, leaving, and whether a caller is who it says it is.
+
+The decisions are the roster's; this is where tokens are checked, streams are kept, and members are told things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from common.rpc import PROTOCOL_VERSION
+from common.rpc.refusals import Refused
+from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.roster import Roster, Standing
+
+__all__ = ["Attendance", "Membership", "shown"]
+
+log = logging.getLogger("byzuldp.ps.membership")
+
+INCARNATION_BYTES = 16
+WAITING_EVENTS = 256
+
+
+@dataclass(eq=False)
+class Attendance:
+    """One client process's stream: the identities it holds, and the events it still has to be told."""
+
+    callers: dict[int, bytes] = field(default_factory=dict)
+    events: asyncio.Queue[pb.AttendEvent] = field(default_factory=lambda: asyncio.Queue(WAITING_EVENTS))
+
+    def tell(self, event: pb.AttendEvent) -> None:
+        """Queue an event; a reader that is too far behind misses the oldest, never the run's end."""
+        if self.events.full():
+            self.events.get_nowait()
+        self.events.put_nowait(event)
+
+
+class Membership:
+    """The members of one run.
+
+    Parameters
+    ----------
+    roster
+        Decides who is current, superseded, dead.
+    run_id, fingerprint, schema_hash
+        What a client must agree on before any tensor travels.
+    token_hashes
+        SHA-256 of each identity's join token: the public roster.
+    clock
+        Seconds, monotonic.
+    live_changed
+        Called after every change of who is live.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        run_id: str,
+        fingerprint: str,
+        schema_hash: bytes,
+        token_hashes: Mapping[int, bytes],
+        clock: Callable[[], float],
+        live_changed: Callable[[], None],
+    ) -> None:
+        self.roster, self.schema_hash = roster, schema_hash
+        self.over: pb.RunFinished | None = None
+        self._run_id, self._fingerprint, self._token_hashes = run_id, fingerprint, token_hashes
+        self._clock, self._live_changed = clock, live_changed
+        self._attendances: set[Attendance] = set()
+
+    def join(self, request: pb.JoinRequest) -> bytes:
+        """Make an identity a member; returns its new incarnation. An older one is told that it is out.
+
+        Raises
+        ------
+        Refused
+            Another protocol version, run, configuration or schema; an unknown identity; a wrong token; a run that is
+            over.
+        """
+        client_id = request.client_id
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise Refused(
+                pb.PROTOCOL_VERSION,
+                f"this PS speaks protocol version {PROTOCOL_VERSION}, the client {request.protocol_version}",
+            )
+        if request.run_id not in ("", self._run_id):
+            raise Refused(pb.WRONG_RUN, f"this PS holds run {self._run_id}, not {shown(request.run_id)}")
+        if client_id not in self._token_hashes:
+            raise Refused(
+                pb.UNKNOWN_CLIENT, f"client {client_id} is not on the roster of 0 to {len(self._token_hashes) - 1}"
+            )
+        if not hmac.compare_digest(self._token_hashes[client_id], sha256(request.token.encode()).digest()):
+            raise Refused(pb.BAD_TOKEN, f"the join token is not that of client {client_id}")
+        self._refuse_when_over()
+        if request.fingerprint != self._fingerprint:
+            raise Refused(pb.CONFIGURATION, "the client's public configuration differs from this run's")
+        if request.schema_hash != self.schema_hash:
+            raise Refused(pb.WRONG_SCHEMA, "the client's model has other parameters, shapes or dtype")
+        incarnation = secrets.token_bytes(INCARNATION_BYTES)
+        if self.roster.join(client_id, incarnation, self._clock()) is not None:
+            self._evict(client_id)
+        self._live_changed()
+        return incarnation
+
+    def _evict(self, client_id: int) -> None:
+        for attendance in self._attendances:
+            if attendance.callers.pop(client_id, None) is not None:
+                attendance.tell(pb.AttendEvent(evicted=pb.Evicted(client_id=client_id)))
+
+    def check(self, caller: pb.Caller, *, even_when_over: bool = False) -> None:
+        """Is this the living incarnation of a member of this run?
+
+        Raises
+        ------
+        Refused
+            Wrong run, unknown identity, not a member, superseded; the run is over.
+        """
+        client_id = caller.client_id
+        if caller.run_id != self._run_id:
+            raise Refused(pb.WRONG_RUN, f"this PS holds run {self._run_id}, not {shown(caller.run_id)}")
+        match self.roster.standing(client_id, caller.incarnation):
+            case Standing.UNKNOWN_CLIENT:
+                raise Refused(pb.UNKNOWN_CLIENT, f"client {client_id} is not on the roster")
+            case Standing.NOT_A_MEMBER:
+                raise Refused(pb.NOT_A_MEMBER, f"client {client_id} has not joined; join first")
+            case Standing.SUPERSEDED:
+                raise Refused(pb.SUPERSEDED, f"a newer incarnation of client {client_id} has joined; this one is out")
+            case Standing.CURRENT:
+                if not even_when_over:
+                    self._refuse_when_over()
+
+    def attend(self, callers: Sequence[pb.Caller]) -> Attendance:
+        """Open a process's stream.
+
+        Raises
+        ------
+        Refused
+            One of the callers is not a member; see :meth:`check`.
+        """
+        for caller in callers:
+            self.check(caller, even_when_over=True)
+        attendance = Attendance({caller.client_id: caller.incarnation for caller in callers})
+        self._attendances.add(attendance)
+        self.heartbeat(attendance)
+        if self.over is not None:
+            attendance.tell(pb.AttendEvent(run_finished=self.over))
+        return attendance
+
+    def heartbeat(self, attendance: Attendance) -> None:
+        """A sign of life of every identity a process holds."""
+        now, before = self._clock(), self.roster.live
+        for client_id, incarnation in attendance.callers.items():
+            self.roster.heartbeat(client_id, incarnation, now)
+        if self.roster.live != before:
+            self._live_changed()
+
+    def detach(self, attendance: Attendance) -> None:
+        """A process's stream ended; its members are dead unless they come back soon."""
+        self._attendances.discard(attendance)
+        for client_id, incarnation in attendance.callers.items():
+            self.roster.lost(client_id, incarnation, self._clock())
+
+    def leave(self, caller: pb.Caller) -> None:
+        """A member goes, in good order.
+
+        Raises
+        ------
+        Refused
+            See :meth:`check`.
+        """
+        self.check(caller, even_when_over=True)
+        self.roster.leave(caller.client_id, caller.incarnation, self._clock())
+        for attendance in self._attendances:
+            attendance.callers.pop(caller.client_id, None)
+        self._live_changed()
+
+    def tell_all(self, event: pb.AttendEvent) -> None:
+        for attendance in self._attendances:
+            attendance.tell(event)
+
+    def finish(self, status: str, message: str) -> None:
+        """The run is over: every process is told, and nobody joins any more."""
+        self.over = pb.RunFinished(status=status, message=message)
+        self.tell_all(pb.AttendEvent(run_finished=self.over))
+
+    async def all_left(self, deadline_s: float) -> bool:
+        """Wait until nobody is left; False if somebody was when the time was over."""
+        until = self._clock() + deadline_s
+        while self.roster.live and self._clock() < until:
+            await asyncio.sleep(0.02)
+            self.roster.tick(self._clock())  # a process that is gone cannot leave
+        return not self.roster.live
+
+    def known(self, client_id: int | None) -> int | None:
+        """The id if it is on the roster: what a stranger claims to be is not worth a record of its own."""
+        return client_id if client_id in self._token_hashes else None
+
+    def _refuse_when_over(self) -> None:
+        if self.over is not None:
+            raise Refused(pb.RUN_IS_OVER, f"the run has ended: {self.over.status}: {self.over.message}")
+
+
+def shown(text: str) -> str:
+    """A peer's text, safe to print: short, on one line, without control characters."""
+    clean = "".join(c if c.isprintable() else "�" for c in text[:200])
+    return clean + ("…" if len(text) > 200 else "")

@@ -1,0 +1,84 @@
+"""What a privacy claim rests on, and whether a run may be called private at all.
+
+Every claim of the product names its premises; a claim without them would be false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from common.errors import PrivacyError
+
+__all__ = ["premises_of", "privacy_status"]
+
+P1 = "P1: one person holds one identity; holding k of them multiplies mu by k"
+P2 = (
+    "P2: given the released models, who else takes part and when, and every time visible outside the parameter server, "
+    "are independent of the protected client's data"
+)
+P3 = "P3: whether a client fails does not depend on another client's data"
+P4 = (
+    "P4: what Byzantine clients send depends on the protected client's data only through the released models, "
+    "so they have not read honest momenta"
+)
+
+
+def premises_of(*, strict: bool = False, round_timing: Literal["adaptive", "fixed"] = "adaptive") -> tuple[str, ...]:
+    """The premises of a run's claim, each a sentence that opens with its name.
+
+    ``round_timing = "fixed"`` (rounds close and publish on a public schedule) removes P2; ``strict`` (calibrated for
+    adversaries that read honest momenta) removes P4, and needs the fixed schedule.
+
+    Raises
+    ------
+    PrivacyError
+        ``strict`` with rounds that are not on a fixed schedule, or an unknown ``round_timing``.
+    """
+    if round_timing not in ("adaptive", "fixed"):
+        raise PrivacyError(f"round_timing = {round_timing!r}: expected 'adaptive' or 'fixed'")
+    if strict and round_timing != "fixed":
+        raise PrivacyError("strict with round_timing = 'adaptive': adversaries could tell by time; use 'fixed'")
+    return (P1, *(() if round_timing == "fixed" else (P2,)), P3, *(() if strict else (P4,)))
+
+
+def privacy_status(
+    *,
+    epsilon: float | None,
+    delta: float | None = None,
+    wiretap: bool = False,
+    noise_secret: bool = True,
+    premises: Sequence[str] | None = None,
+) -> tuple[bool, str]:
+    """Whether a run is private, and the sentence that says why: ``private`` and ``private_because`` of a summary.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The budget's; ``epsilon`` is None when no privacy was asked for.
+    wiretap
+        Whether the research service that shows honest momenta was on.
+    noise_secret
+        Whether the noise came from a source nobody can repeat.
+    premises
+        As :func:`premises_of` gives them; its default ones if None.
+
+    Raises
+    ------
+    PrivacyError
+        ``epsilon`` without ``delta``.
+    """
+    if epsilon is not None and delta is None:
+        raise PrivacyError(f"epsilon = {epsilon!r} without delta: a claim needs both")
+    reasons = []
+    if epsilon is None:
+        reasons.append("no noise was asked for (privacy.epsilon is not set)")
+    if wiretap:
+        reasons.append("the wiretap showed honest momenta to the adversary")
+    if epsilon is not None and not noise_secret:
+        reasons.append("privacy.noise_seed fixes the noise")
+    if reasons:
+        return False, "not private: " + "; ".join(reasons)
+    names = [premise.partition(":")[0] for premise in (premises_of() if premises is None else premises)]
+    spelled = "P1-P4" if names == ["P1", "P2", "P3", "P4"] else ", ".join(names)
+    return True, f"user-level (ε = {epsilon:g}, δ = {delta:g})-DP under premises {spelled}"

@@ -1,0 +1,145 @@
+"""Receiving one momentum: header, payload, trailer; every byte checked before use.
+
+A momentum is refused on its header before any of its payload is accepted, and counts only after its last message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from typing import Any
+
+from common.rpc.frames import Frame, Malformed
+from common.rpc.refusals import Refused
+from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.coordinator import Coordinator
+from ps.inbox import Outcome, RowError, Writer
+from ps.rounds import Phase
+
+__all__ = ["MomentumFrame", "Reception"]
+
+MomentumFrame = Frame[pb.MomentumHeader] | Malformed
+
+LONG_ROW_BYTES = 1 << 20
+"""Beyond this, hashing a row on the event loop would keep heartbeats waiting."""
+
+_REFUSALS = {"order": pb.MALFORMED, "too_large": pb.TOO_LARGE, "truncated": pb.TRUNCATED, "checksum": pb.CHECKSUM}
+
+
+class Reception:
+    """One PushMomentum call."""
+
+    def __init__(self, coordinator: Coordinator, frames: AsyncIterator[MomentumFrame]) -> None:
+        self._ps, self._inbox, self._frames = coordinator, coordinator.inbox, frames
+        self.client_id: int | None = None  # as the header claims
+
+    async def receive(self) -> pb.Accepted:
+        """Take the whole momentum.
+
+        Raises
+        ------
+        Refused
+            It is not wanted, or not what it says it is.
+        """
+        frame = await self._next()
+        header = frame.header
+        if header is None:
+            raise Refused(pb.MALFORMED, "the first message of a momentum has a header")
+        self.client_id = header.caller.client_id
+        self._admit(header)
+        earlier = self._inbox.digest_of(header.caller.client_id)
+        if earlier is not None:
+            return await self._compare(frame, earlier)
+        writer = self._begin(header)
+        try:
+            while True:
+                self._write(writer, frame, header.round_id)
+                if frame.trailer is not None:
+                    return await self._complete(writer, frame.trailer, header.round_id)
+                frame = await self._next()
+        finally:
+            self._inbox.abandon(writer)
+
+    def _admit(self, header: pb.MomentumHeader) -> None:
+        self._ps.members.check(header.caller)
+        expected, rounds = self._inbox.num_parameters, self._ps.rounds
+        if header.element_count > expected:
+            raise Refused(pb.TOO_LARGE, f"{header.element_count} elements announced, the model has {expected}")
+        if header.element_count != expected or header.schema_hash != self._ps.members.schema_hash:
+            raise Refused(
+                pb.WRONG_SCHEMA,
+                f"{header.element_count} elements of schema {header.schema_hash.hex()[:16] or 'none'}, expected "
+                f"{expected} of {self._ps.members.schema_hash.hex()[:16]}",
+            )
+        current = rounds.round_id
+        if header.round_id < current:
+            raise Refused(
+                pb.STALE_ROUND, f"round {header.round_id} is over; the next one is {current}", next_round=current
+            )
+        if header.round_id > current or rounds.phase is Phase.JOINING:
+            raise Refused(pb.FUTURE_ROUND, f"round {header.round_id} has not been opened", next_round=current)
+
+    def _begin(self, header: pb.MomentumHeader) -> Writer:
+        try:
+            return self._inbox.begin(header.caller.client_id)
+        except RowError as problem:
+            if problem.reason == "busy":
+                raise Refused(pb.ROW_BUSY, f"client {header.caller.client_id}: {problem}") from None
+            raise _late(header.round_id) from None
+
+    def _write(self, writer: Writer, frame: Frame[pb.MomentumHeader], round_id: int) -> None:
+        self._ps.count_bytes(up=len(frame.payload))
+        if len(frame.payload):
+            try:
+                self._inbox.write(writer, frame.offset, frame.payload)
+            except RowError as problem:
+                raise _as_refusal(problem, round_id) from None
+
+    async def _complete(self, writer: Writer, trailer: pb.Trailer, round_id: int) -> pb.Accepted:
+        if self._inbox.row_bytes > LONG_ROW_BYTES:
+            found = await asyncio.get_running_loop().run_in_executor(None, self._inbox.digest, writer)
+        else:
+            found = self._inbox.digest(writer)
+        try:
+            outcome = self._inbox.complete(writer, trailer.element_count, trailer.sha256, found)
+        except RowError as problem:
+            raise _as_refusal(problem, round_id) from None
+        non_finite = outcome is Outcome.NON_FINITE
+        if non_finite:
+            self._ps.count("non_finite", writer.client_id)
+        self._ps.arrived(writer.client_id, round_id)
+        return pb.Accepted(non_finite=non_finite)
+
+    async def _compare(self, frame: Frame[Any], earlier: bytes) -> pb.Accepted:
+        """A second momentum for the same round is hashed, never written: the same is acknowledged, another refused."""
+        digest, received = sha256(), 0
+        while True:
+            received += len(frame.payload)
+            if received > self._inbox.row_bytes:
+                raise Refused(pb.TOO_LARGE, f"more than the model's {self._inbox.row_bytes} bytes")
+            digest.update(frame.payload)
+            if frame.trailer is not None:
+                break
+            frame = await self._next()
+        if digest.digest() != earlier:
+            raise Refused(pb.EQUIVOCATION, "another momentum for this round arrived before; that one counts")
+        return pb.Accepted(duplicate=True)
+
+    async def _next(self) -> Frame[pb.MomentumHeader]:
+        """The next frame; a stream that ends here was broken off (gRPC shows a lost peer as a clean end)."""
+        frame = await anext(self._frames, None)
+        if frame is None:
+            raise Refused(pb.TRUNCATED, "the stream ended before the final message")
+        if isinstance(frame, Malformed):
+            raise Refused(pb.MALFORMED, frame.reason)
+        return frame
+
+
+def _as_refusal(problem: RowError, round_id: int) -> Refused:
+    kind = _REFUSALS.get(problem.reason)
+    return _late(round_id) if kind is None else Refused(kind, str(problem))
+
+
+def _late(round_id: int) -> Refused:
+    return Refused(pb.LATE, f"round {round_id} closed before this momentum was complete", next_round=round_id + 1)

@@ -1,0 +1,169 @@
+"""``operator/metrics.sqlite``: how the rounds went, for the operator's eyes; nothing here decides anything.
+
+A database of its own, in WAL mode with ``synchronous=NORMAL``: a record costs no fsync, so it never slows the commit
+of a round; it survives the death of the process, and a loss of power may take the last records, never damage the
+file (with ``OFF`` it could). The ledger's guarantees rest on ``run.sqlite`` alone. It lies in ``operator/`` since
+who was missing, and when, is not for the public. ε is recomputed from the ledger, never recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ps.durable import connect, explaining, transaction
+
+__all__ = ["FILE", "EvaluationRecord", "Records", "RefusalCount", "RoundMetrics", "evaluations", "refusals", "rounds"]
+
+FILE = "operator/metrics.sqlite"
+IF_DAMAGED = "move the file away (with its -wal and -shm): the run does not depend on it, and goes on with --resume"
+T = TypeVar("T")
+
+NO_CLIENT = -1  # NULL would make every row of the key distinct
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS rounds (
+  round_id INTEGER PRIMARY KEY, started_at REAL NOT NULL, latency_s REAL NOT NULL, segments TEXT NOT NULL,
+  answered INTEGER NOT NULL, missing TEXT NOT NULL, bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS evaluations (
+  round_id INTEGER PRIMARY KEY, accuracy REAL, loss REAL, images INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS refusals (
+  kind TEXT NOT NULL, client_id INTEGER NOT NULL, count INTEGER NOT NULL, first_round INTEGER NOT NULL,
+  last_round INTEGER NOT NULL, PRIMARY KEY (kind, client_id)
+);
+"""
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """How one round went, from θ_t available to θ_{t+1} available."""
+
+    round_id: int
+    started_at: float
+    """Unix time, seconds."""
+    latency_s: float
+    segments: Mapping[str, float] = field(default_factory=dict)
+    """Where the time went: name to seconds."""
+    answered: int = 0
+    missing: tuple[int, ...] = ()
+    """The identities without an answer; operator only."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """How the model of a round did on the public test set; NaN loss means the model diverged."""
+
+    round_id: int
+    accuracy: float
+    loss: float
+    images: int
+
+
+@dataclass(frozen=True)
+class RefusalCount:
+    """How often one kind of message of one client was refused."""
+
+    kind: str
+    client_id: int | None
+    """None: the sender was nobody we know."""
+    count: int
+    first_round: int
+    last_round: int
+
+
+class Records:
+    """The writer; one per run folder, under the store's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with explaining(path, "open the run's metrics", damaged=IF_DAMAGED):
+            self._connection = connect(path, synchronous="NORMAL", create=True)
+            try:
+                self._connection.executescript(_SCHEMA)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def round(self, metrics: RoundMetrics) -> None:
+        """Record a round; one that is run again after a crash replaces the record of its first try."""
+        segments = json.dumps(dict(metrics.segments))
+        self._write(
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            metrics.round_id,
+            metrics.started_at,
+            metrics.latency_s,
+            segments,
+            metrics.answered,
+            json.dumps(list(metrics.missing)),
+            metrics.bytes_down,
+            metrics.bytes_up,
+        )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        self._write(
+            "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
+            record.round_id,
+            record.accuracy,
+            record.loss,
+            record.images,
+        )
+
+    def refusal(self, kind: str, client_id: int | None, round_id: int) -> None:
+        """Count one more refusal."""
+        self._write(
+            "INSERT INTO refusals VALUES (?1, ?2, 1, ?3, ?3) ON CONFLICT (kind, client_id) DO UPDATE SET "
+            "count = count + 1, last_round = max(last_round, excluded.last_round)",
+            kind,
+            NO_CLIENT if client_id is None else client_id,
+            round_id,
+        )
+
+    def read(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
+        """Ask :func:`rounds`, :func:`evaluations` or :func:`refusals`."""
+        with explaining(self._path, "read the run's metrics", damaged=IF_DAMAGED):
+            return query(self._connection)
+
+    def _write(self, statement: str, *values: float | str) -> None:
+        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED), transaction(self._connection):
+            self._connection.execute(statement, values)
+
+
+def rounds(connection: sqlite3.Connection) -> list[RoundMetrics]:
+    return [
+        RoundMetrics(round_id, started, latency, json.loads(segments), answered, tuple(json.loads(missing)), down, up)
+        for round_id, started, latency, segments, answered, missing, down, up in connection.execute(
+            "SELECT round_id, started_at, latency_s, segments, answered, missing, bytes_down, bytes_up "
+            "FROM rounds ORDER BY round_id"
+        )
+    ]
+
+
+def evaluations(connection: sqlite3.Connection) -> list[EvaluationRecord]:
+    # SQLite stores NaN as NULL.
+    nan = float("nan")
+    return [
+        EvaluationRecord(round_id, nan if accuracy is None else accuracy, nan if loss is None else loss, images)
+        for round_id, accuracy, loss, images in connection.execute(
+            "SELECT round_id, accuracy, loss, images FROM evaluations ORDER BY round_id"
+        )
+    ]
+
+
+def refusals(connection: sqlite3.Connection) -> list[RefusalCount]:
+    return [
+        RefusalCount(kind, None if client_id == NO_CLIENT else client_id, count, first, last)
+        for kind, client_id, count, first, last in connection.execute(
+            "SELECT kind, client_id, count, first_round, last_round FROM refusals ORDER BY kind, client_id"
+        )
+    ]

@@ -1,0 +1,144 @@
+"""One round at the parameter server, from its momenta to a committed model.
+
+:meth:`RoundMaker.make` reads from top to bottom as the server's half of Algorithm 1 (ByzULDP). The order aggregate →
+noise → commit is held here; publishing takes what only the store can make, so it comes last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from common.config import Experiment
+from common.errors import BudgetExhausted
+from common.noise import NoiseAhead
+from ps.inbox import Inbox
+from ps.privacy.ledger import Budget, Ledger, LedgerEntry
+from ps.rounds import CloseRound
+from ps.store import CommittedRound, PreparedRound, RunStore
+from ps.update import Mechanism, ServerState, advance, release
+
+__all__ = ["RoundMaker", "Segments"]
+
+Segments = dict[str, float]
+"""Seconds of each step; they follow one another, so they add up."""
+
+
+class RoundMaker:
+    """Makes rounds, one after the other; used by one thread at a time.
+
+    Parameters
+    ----------
+    store
+        Where rounds are committed; the first one made follows its latest.
+    ledger, budget
+        What was spent, and what may be (None: no privacy was promised).
+    mechanism, noise
+        How an aggregate is released, and where its noise comes from (None exactly without DP).
+    inbox
+        Where the momenta are.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        store: RunStore,
+        ledger: Ledger,
+        budget: Budget | None,
+        mechanism: Mechanism,
+        noise: NoiseAhead | None,
+        inbox: Inbox,
+    ) -> None:
+        latest = store.latest()
+        self.ledger, self.budget, self.mechanism = ledger, budget, mechanism
+        self._store, self._noise, self._inbox = store, noise, inbox
+        self._privacy = experiment.privacy
+        self._learning_rate = experiment.training.schedule_of("learning_rate")
+        self._server_momentum = experiment.training.schedule_of("server_momentum")
+        self._state = ServerState(
+            latest.round_id,
+            torch.from_numpy(latest.theta.copy()).to(inbox.device),
+            torch.from_numpy(latest.server_momentum.copy()).to(inbox.device),
+        )
+
+    def foresee(self, round_id: int) -> None:
+        """A round opened: begin drawing its noise while the clients compute."""
+        if self._noise is not None:
+            self._noise.start(round_id, self._inbox.num_parameters)
+
+    def make(self, closing: CloseRound) -> tuple[CommittedRound, Segments]:
+        """Aggregate, add noise, step, commit.
+
+        Raises
+        ------
+        BudgetExhausted
+            The round would exceed the budget; nothing was released.
+        RunFailed, StoreProblem
+            The model would be non-finite; it could not be made durable.
+        """
+        lap, segments = _stopwatch()
+        round_id, mechanism, d = closing.round_id, self.mechanism, self._inbox.num_parameters
+        self._refuse_beyond_budget(round_id)
+        noise = None if self._noise is None else self._noise.take(round_id, d)
+        lap("noise")
+        released = release(mechanism, self._inbox.rows(), closing.answered, noise)
+        lap("aggregate")
+        state = advance(self._state, released, self._learning_rate(round_id), self._server_momentum(round_id))
+        theta, momentum = state.theta.cpu().numpy(), state.momentum.cpu().numpy()
+        lap("step")
+        entry = LedgerEntry(
+            round_id=round_id,
+            mechanism="gaussian" if mechanism.projects else "none",
+            noise_multiplier=mechanism.noise_multiplier,
+            sensitivity=mechanism.charged_sensitivity(d) if mechanism.projects else 0.0,
+            sigma=mechanism.charged_sigma(d),
+            num_clients=mechanism.num_clients,
+            answers=len(closing.answered),
+            num_byzantine=mechanism.num_byzantine,
+            rule=mechanism.rule.name,
+            premises=self.ledger.genesis.premises,
+            at=time.time(),
+        )
+        next_ledger = self.ledger.append(entry)
+        committed = self._store.commit(
+            PreparedRound(
+                round_id=round_id + 1,
+                theta=theta,
+                server_momentum=momentum,
+                ledger_json=entry.to_json(),
+                answered=len(closing.answered),
+                notes={"closed": closing.reason},
+            )
+        )
+        self.ledger, self._state = next_ledger, state
+        lap("commit")
+        return committed, segments
+
+    def epsilon_spent(self) -> float | None:
+        """The odometer, recomputed from the ledger; None without DP."""
+        if self.budget is None:
+            return None
+        return self.ledger.epsilon_spent(self._privacy.delta, self._privacy.calibration)
+
+    def _refuse_beyond_budget(self, round_id: int) -> None:
+        if self.budget is not None and not self.budget.admits(self.ledger, self.mechanism.noise_multiplier):
+            raise BudgetExhausted(
+                f"round {round_id} would exceed the budget of ε = {self.budget.epsilon:g}, δ = {self.budget.delta:g}; "
+                "the last model and the ledger are kept"
+            )
+
+
+def _stopwatch() -> tuple[Callable[[str], None], Segments]:
+    segments: Segments = {}
+    last = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        segments[name] = now - last
+        last = now
+
+    return lap, segments

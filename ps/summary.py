@@ -1,0 +1,88 @@
+"""The summary of a run: what ``summary.json`` says.
+
+Numbers that depend on the ledger are recomputed from it here; no ε is ever stored and printed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev, quantiles
+from typing import Any
+
+from common.config import Experiment
+from ps.privacy.ledger import Budget, Ledger
+from ps.records import EvaluationRecord, RefusalCount, RoundMetrics
+
+__all__ = ["summarise"]
+
+
+def summarise(
+    *,
+    experiment: Experiment,
+    ledger: Ledger,
+    status: str,
+    message: str,
+    private: tuple[bool, str],
+    rounds: Sequence[RoundMetrics],
+    evaluations: Sequence[EvaluationRecord],
+    refusals: Sequence[RefusalCount],
+    final: EvaluationRecord | None,
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The summary of a run as JSON values.
+
+    Keys: ``status``, ``message``, ``private``, ``private_because``, ``rounds`` (published), ``final_accuracy`` (last
+    model, whole test set), ``accuracy_last`` (mean, std, rounds averaged), ``accuracy_max``, ``accuracy_curve``
+    ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: what is guaranteed), ``epsilon_spent`` (of the
+    releases made), ``noise_multiplier``, ``round_latency_s`` (p50, p95, max, mean seconds of each phase),
+    ``bytes_down``, ``bytes_up``, ``refusals`` (by kind), and what ``extra`` adds.
+    """
+    budget = Budget.of(ledger.genesis)
+    curve = [[record.round_id, record.accuracy] for record in evaluations]
+    published = ledger.next_round
+    last = [record.accuracy for record in evaluations if record.round_id > published - experiment.evaluation.last]
+    by_kind: dict[str, int] = {}
+    for refusal in refusals:
+        by_kind[refusal.kind] = by_kind.get(refusal.kind, 0) + refusal.count
+    return {
+        "status": status,
+        "message": message,
+        "private": private[0],
+        "private_because": private[1],
+        "rounds": published,
+        "final_accuracy": final.accuracy if final else None,
+        "final_loss": final.loss if final else None,
+        "accuracy_last": {
+            "mean": fmean(last) if last else None,
+            "std": pstdev(last) if last else None,
+            "rounds": experiment.evaluation.last,
+            "evaluations": len(last),
+        },
+        "accuracy_max": max((accuracy for _, accuracy in curve), default=None),
+        "accuracy_curve": curve,
+        "epsilon": budget.epsilon if budget else None,
+        "epsilon_spent": ledger.epsilon_spent(budget.delta, budget.calibration) if budget else None,
+        "delta": budget.delta if budget else None,
+        "calibration": budget.calibration if budget else None,
+        "noise_multiplier": ledger.genesis.noise_multiplier or 0.0,
+        "round_latency_s": _latency(rounds),
+        "bytes_down": sum(record.bytes_down for record in rounds),
+        "bytes_up": sum(record.bytes_up for record in rounds),
+        "refusals": by_kind,
+        **extra,
+    }
+
+
+def _latency(rounds: Sequence[RoundMetrics]) -> dict[str, Any]:
+    """Percentiles of θ_t available → θ_{t+1} available, and the mean of each segment, in seconds."""
+    if not rounds:
+        return {"p50": None, "p95": None, "max": None, "phases": {}}
+    seconds = [record.latency_s for record in rounds]
+    cuts = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
+    names = dict.fromkeys(name for record in rounds for name in record.segments)
+    return {
+        "p50": cuts[49],
+        "p95": cuts[94],
+        "max": max(seconds),
+        "phases": {name: fmean(record.segments.get(name, 0.0) for record in rounds) for name in names},
+    }

@@ -1,0 +1,148 @@
+"""The model files of a run folder: one safetensors file per round, whole or not there.
+
+``models/model-<round>.safetensors`` holds the parameters θ under ``theta`` and the server momentum R under
+``server_momentum``, both flat float32. Both are functions of what was released, so the file holds nothing un-noised.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from common.errors import StoreDamaged
+from ps.durable import TEMPORARY, explaining, write_durably
+
+__all__ = ["FloatVector", "TensorFile", "file_name", "read_model", "round_of", "strays", "write_model"]
+
+THETA = "theta"
+SERVER_MOMENTUM = "server_momentum"
+HASHED_BESIDE = 1 << 20
+"""Bytes from which the digest is computed while the disk writes; below, starting a thread costs more."""
+
+FloatVector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """What the committed row remembers of a model file."""
+
+    name: str
+    sha256: str
+    size: int
+    """Bytes."""
+    parameters: int
+    """d."""
+
+
+def file_name(round_id: int) -> str:
+    return f"model-{round_id}.safetensors"
+
+
+def round_of(name: str) -> int | None:
+    """The round of a model file; None for any other file."""
+    match = re.fullmatch(r"model-(\d+)\.safetensors", name)
+    return int(match[1]) if match else None
+
+
+def _vectors(data: bytes) -> tuple[FloatVector, FloatVector]:
+    """θ and R of a file's content, without a copy; they stand on a bytes object, so nobody can change them."""
+    # The format: the header's length (8 bytes, little-endian), the header in JSON, the tensors.
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    vectors = []
+    for key in (THETA, SERVER_MOMENTUM):
+        if header[key]["dtype"] != "F32" or len(header[key]["shape"]) != 1:
+            raise ValueError(f"{key} is not a float32 vector")
+        first, end = header[key]["data_offsets"]
+        vectors.append(np.frombuffer(data, dtype="<f4", offset=start + first, count=(end - first) // 4))
+    return vectors[0], vectors[1]
+
+
+def write_model(
+    folder: Path, round_id: int, theta: FloatVector, server_momentum: FloatVector, *, written: Callable[[], None]
+) -> tuple[TensorFile, FloatVector, FloatVector]:
+    """Write the file of one round durably.
+
+    Parameters
+    ----------
+    folder
+        The run's ``models/``.
+    theta, server_momentum
+        θ and R, float32, shape ``(d,)``.
+    written
+        Called between writing and renaming (a fault point).
+
+    Returns
+    -------
+    file, theta, server_momentum
+        What to remember of the file, and the vectors exactly as written, read-only.
+
+    Raises
+    ------
+    OSError
+        Nothing was written.
+    """
+    # save() reads memory from the first element on, whatever the strides are.
+    vectors = {THETA: np.ascontiguousarray(theta), SERVER_MOMENTUM: np.ascontiguousarray(server_momentum)}
+    data = save(vectors, metadata={"round": str(round_id)})
+    name = file_name(round_id)
+    if len(data) < HASHED_BESIDE:
+        write_durably(folder / name, data, written=written)
+        digest = sha256(data).hexdigest()
+    else:
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            hashing = beside.submit(sha256, data)
+            write_durably(folder / name, data, written=written)
+            digest = hashing.result().hexdigest()
+    return TensorFile(name, digest, len(data), theta.size), *_vectors(data)
+
+
+def read_model(folder: Path, expected: TensorFile) -> tuple[FloatVector, FloatVector]:
+    """Read θ and R of a committed round, and check them against the row that was committed.
+
+    Returns
+    -------
+    theta, server_momentum
+        Read-only, float32, shape ``(d,)``.
+
+    Raises
+    ------
+    StoreDamaged
+        The file is missing, torn or changed.
+    """
+    path = folder / expected.name
+    # Never advise an older model: going on from it would noise a round a second time, and charge it once.
+    remedy = (
+        "restore this file from a backup; the run cannot go on from an older model, which would release a round "
+        "twice, and a new run needs another --run-dir"
+    )
+    if not path.is_file():
+        raise StoreDamaged(f"{path}: the model of the last committed round is missing; {remedy}")
+    with explaining(path, "read the model of the last committed round"):
+        data = path.read_bytes()
+    if len(data) != expected.size:
+        raise StoreDamaged(f"{path}: torn: {len(data)} bytes, but {expected.size} were committed; {remedy}")
+    found = sha256(data).hexdigest()
+    if found != expected.sha256:
+        raise StoreDamaged(
+            f"{path}: changed since it was committed: SHA-256 {found[:12]}…, expected {expected.sha256[:12]}…; {remedy}"
+        )
+    theta, server_momentum = _vectors(data)
+    if not theta.size == server_momentum.size == expected.parameters:
+        raise StoreDamaged(f"{path}: expected two vectors of {expected.parameters} entries; {remedy}")
+    return theta, server_momentum
+
+
+def strays(folder: Path) -> dict[Path, int | None]:
+    """Model files with their rounds, and unfinished temporary files (None)."""
+    found = {path: round_of(path.name) for path in sorted(folder.iterdir())}
+    return {path: made for path, made in found.items() if made is not None or path.name.endswith(TEMPORARY)}

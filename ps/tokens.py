@@ -1,0 +1,51 @@
+"""Join tokens: one secret per identity, of which the parameter server keeps the hash."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from common.errors import StoreDamaged
+
+__all__ = ["issue_tokens", "load_hashes", "save_hashes"]
+
+HASHES, TOKENS = "join_token_hashes.json", "join_tokens.json"
+
+
+def issue_tokens(folder: Path, identities: Iterable[int]) -> dict[int, bytes]:
+    """Make a token for each identity, write them to ``folder`` (mode 0600), and return their hashes."""
+    tokens = {client_id: secrets.token_urlsafe(24) for client_id in identities}
+    _write_secret(folder / TOKENS, tokens)
+    return {client_id: sha256(token.encode()).digest() for client_id, token in tokens.items()}
+
+
+def save_hashes(folder: Path, hashes: Mapping[int, bytes]) -> None:
+    """Keep the hashes with the run, so that clients can join again after a restart."""
+    _write_secret(folder / HASHES, {client_id: value.hex() for client_id, value in hashes.items()})
+
+
+def load_hashes(folder: Path) -> dict[int, bytes]:
+    """The hashes a run was started with.
+
+    Raises
+    ------
+    StoreDamaged
+        The file is missing or not what :func:`save_hashes` wrote.
+    """
+    path = folder / HASHES
+    try:
+        stored = json.loads(path.read_text())
+        return {int(client_id): bytes.fromhex(value) for client_id, value in stored.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as problem:
+        raise StoreDamaged(f"{path}: the join tokens' hashes cannot be read ({problem})") from None
+
+
+def _write_secret(path: Path, content: Mapping[int, str]) -> None:
+    text = json.dumps({str(key): value for key, value in content.items()}, indent=0)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text + "\n")

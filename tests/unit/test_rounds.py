@@ -1,0 +1,416 @@
+"""The life of a round, one claim at a time. The whole life under random schedules is in tests/property."""
+
+from __future__ import annotations
+
+import math
+from time import perf_counter
+
+import pytest
+
+from common.errors import ConfigError, exit_code_of
+from ps.rounds import CloseRound, EndRun, OpenRound, Phase, RoundPolicy, Rounds, Wait
+
+JOIN, ROUND, QUORUM_WAIT, GRACE_FLOOR = 120.0, 60.0, 40.0, 0.5
+
+
+def policy(clients: int = 20, byzantine: int = 4, quorum: int = 16, **changes) -> RoundPolicy:
+    values = {
+        "num_clients": clients,
+        "num_byzantine": byzantine,
+        "quorum": quorum,
+        "rounds": 3,
+        "join_deadline_s": JOIN,
+        "round_deadline_s": ROUND,
+        "grace_factor": 2.0,
+        "grace_floor_s": GRACE_FLOOR,
+        "quorum_deadline_s": QUORUM_WAIT,
+    }
+    return RoundPolicy(**{**values, **changes})
+
+
+def ids(*groups: range | int) -> frozenset[int]:
+    return frozenset(i for group in groups for i in (group if isinstance(group, range) else (group,)))
+
+
+def open_round(rules: RoundPolicy, *, live: frozenset[int] | None = None, start_round: int = 0) -> Rounds:
+    """A run whose first round opened at time 0 with everybody live; then the live set becomes ``live``."""
+    rounds = Rounds(rules, start_round=start_round)
+    rounds.live_changed(ids(range(rules.num_clients)), 0.0)
+    assert rounds.started(0.0) == [OpenRound(start_round, ROUND)]
+    if live is not None:
+        rounds.live_changed(live, 0.0)
+    return rounds
+
+
+def answer(rounds: Rounds, who: range, now: float) -> list:
+    """All of ``who`` answer at ``now``; the actions of the last answer, none being allowed before it."""
+    actions: list = []
+    for client_id in who:
+        assert actions == []
+        actions = rounds.momentum_complete(client_id, rounds.round_id, now)
+    return actions
+
+
+class TestJoining:
+    def test_the_first_round_opens_when_all_have_joined(self):
+        rounds = Rounds(policy(clients=2, byzantine=0, quorum=2))
+        assert isinstance(rounds.started(1.0)[0], Wait)
+        assert isinstance(rounds.live_changed(ids(0), 2.0)[0], Wait)
+        assert rounds.live_changed(ids(0, 1), 3.0) == [OpenRound(0, 3.0 + ROUND)]
+        assert rounds.phase is Phase.COLLECTING
+
+    def test_the_wait_says_how_many_are_there_and_what_happens_next(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(11)), 79.0)
+        assert rounds.live_changed(ids(range(12)), 79.0) == [
+            Wait("12 of 20 clients have joined, waiting for 8 more; starts with at least 16 in 41 s", 12, 16, 20, JOIN)
+        ]
+
+    def test_clients_that_came_before_the_server_was_listening_count(self):
+        rounds = Rounds(policy())
+        assert rounds.live_changed(ids(range(20)), 0.0) == []
+        assert rounds.started(1.0) == [OpenRound(0, 1.0 + ROUND)]
+
+    def test_it_starts_with_the_quorum_at_the_join_deadline_and_not_before(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(16)), 1.0)
+        assert rounds.tick(JOIN - 0.001) == []
+        assert rounds.tick(JOIN) == [OpenRound(0, JOIN + ROUND)]
+
+    def test_below_the_quorum_at_the_join_deadline_it_waits_visibly_then_starts_once_the_quorum_is_there(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(15)), 1.0)
+        assert rounds.tick(JOIN) == [
+            Wait("15 of 20 clients have joined, need 1 more; gives up in 40 s", 15, 16, 20, JOIN + QUORUM_WAIT)
+        ]
+        assert rounds.live_changed(ids(range(16)), JOIN + 5) == [OpenRound(0, JOIN + 5 + ROUND)]
+
+    def test_without_a_quorum_it_gives_up_and_says_who_is_missing(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(2, 14)), 1.0)
+        rounds.tick(JOIN)
+        assert rounds.tick(JOIN + QUORUM_WAIT - 0.001) == []
+        (end,) = rounds.tick(JOIN + QUORUM_WAIT)
+        assert end.status == "quorum_lost"
+        assert "12 of 20 clients joined, at least 16 were needed" in end.message
+        assert "missing: 0, 1, 14, 15, 16 and 3 others" in end.message
+
+    def test_the_same_situation_is_told_once(self):
+        rounds = Rounds(policy())
+        assert len(rounds.started(0.0)) == 1
+        assert rounds.tick(1.0) == []
+        assert rounds.started(2.0) == []
+        assert len(rounds.live_changed(ids(0), 3.0)) == 1
+        assert rounds.live_changed(ids(1), 4.0) == []
+
+    def test_a_resumed_run_opens_the_round_it_was_in(self):
+        rounds = open_round(policy(), start_round=2)
+        assert rounds.round_id == 2
+
+    def test_a_run_resumed_after_its_last_round_is_complete(self):
+        rounds = Rounds(policy(), start_round=3)
+        assert rounds.started(0.0) == [EndRun("completed", "all 3 rounds are done")]
+
+    def test_a_start_beyond_the_last_round_is_refused(self):
+        with pytest.raises(ValueError, match="start_round = 4: expected 0 to 3"):
+            Rounds(policy(), start_round=4)
+
+
+class TestClosing:
+    def test_a_round_closes_as_soon_as_all_have_answered(self):
+        rounds = open_round(policy())
+        everybody = tuple(range(20))
+        assert answer(rounds, range(20), 1.0) == [CloseRound(0, everybody, (), "all_answered")]
+        assert rounds.phase is Phase.CLOSING
+
+    def test_it_closes_at_once_when_every_missing_client_is_known_dead(self):
+        rounds = open_round(policy(quorum=12))
+        assert answer(rounds, range(13), 1.0) == []
+        assert rounds.live_changed(ids(range(14)), 1.5) == []
+        closing = rounds.live_changed(ids(range(13)), 2.0)
+        assert closing == [CloseRound(0, tuple(range(13)), tuple(range(13, 20)), "rest_gone")]
+
+    def test_the_answer_of_one_that_died_since_counts(self):
+        rounds = open_round(policy(clients=3, byzantine=0, quorum=2))
+        answer(rounds, range(1), 1.0)
+        rounds.live_changed(ids(1, 2), 2.0)
+        assert rounds.momentum_complete(1, 0, 3.0) == []
+        (close,) = rounds.momentum_complete(2, 0, 3.0)
+        assert close.answered == (0, 1, 2)
+
+    def test_a_client_that_joins_late_is_waited_for(self):
+        rounds = open_round(policy(clients=3, byzantine=0, quorum=2), live=ids(0, 1))
+        rounds.momentum_complete(0, 0, 1.0)
+        rounds.live_changed(ids(0, 1, 2), 1.5)
+        assert rounds.momentum_complete(1, 0, 2.0) == []
+        assert isinstance(rounds.momentum_complete(2, 0, 2.0)[0], CloseRound)
+
+    def test_one_that_answered_died_and_revived_is_not_waited_for_again(self):
+        rounds = open_round(policy(clients=2, byzantine=0, quorum=2))
+        rounds.momentum_complete(0, 0, 1.0)
+        rounds.live_changed(ids(1), 2.0)
+        rounds.live_changed(ids(0, 1), 3.0)
+        assert isinstance(rounds.momentum_complete(1, 0, 4.0)[0], CloseRound)
+
+    def test_f_silent_clients_cost_the_grace_and_no_more(self):
+        rounds = open_round(policy())
+        assert answer(rounds, range(16), 3.0) == []
+        over = 3.0 + 2.0 * 3.0
+        assert rounds.next_tick(3.0) == over
+        assert rounds.tick(over - 0.001) == []
+        assert rounds.tick(over) == [CloseRound(0, tuple(range(16)), (16, 17, 18, 19), "grace_over")]
+
+    def test_the_grace_has_a_floor(self):
+        rounds = open_round(policy())
+        answer(rounds, range(16), 0.0)
+        assert rounds.next_tick(0.0) == GRACE_FLOOR
+
+    def test_the_grace_runs_from_the_answer_that_made_the_number_not_from_a_later_one(self):
+        rounds = open_round(policy())
+        answer(rounds, range(16), 3.0)
+        answer(rounds, range(16, 18), 8.0)
+        (close,) = rounds.tick(9.0)
+        assert close.answered == tuple(range(18))
+
+    def test_an_answer_at_the_very_end_of_the_grace_counts(self):
+        rounds = open_round(policy())
+        answer(rounds, range(16), 3.0)
+        (close,) = rounds.momentum_complete(19, 0, 9.0)
+        assert close.answered == (*range(16), 19)
+
+    def test_without_byzantine_clients_everybody_is_waited_for_until_the_deadline(self):
+        rounds = open_round(policy(byzantine=0))
+        assert answer(rounds, range(19), 1.0) == []
+        assert rounds.next_tick(1.0) == ROUND
+
+    def test_a_quorum_above_n_minus_f_is_what_starts_the_grace(self):
+        rounds = open_round(policy(byzantine=6))
+        assert answer(rounds, range(15), 1.0) == []
+        assert rounds.next_tick(1.0) == ROUND
+        rounds.momentum_complete(15, 0, 2.0)
+        assert rounds.next_tick(2.0) == 6.0
+
+    def test_the_deadline_closes_with_the_quorum(self):
+        rounds = open_round(policy(quorum=12))
+        answer(rounds, range(12), 1.0)
+        assert rounds.tick(ROUND - 0.001) == []
+        assert rounds.tick(ROUND) == [CloseRound(0, tuple(range(12)), tuple(range(12, 20)), "deadline")]
+
+    def test_a_long_grace_does_not_outlast_the_deadline(self):
+        rounds = open_round(policy(grace_factor=100.0))
+        answer(rounds, range(16), 30.0)
+        assert rounds.next_tick(30.0) == ROUND
+        assert rounds.tick(ROUND)[0].reason == "deadline"
+
+    def test_an_answer_counts_once(self):
+        rounds = open_round(policy(clients=2, byzantine=0, quorum=2))
+        for _ in range(3):
+            assert rounds.momentum_complete(0, 0, 1.0) == []
+        assert rounds.answered == {0}
+
+    @pytest.mark.parametrize(("client_id", "round_id"), [(0, 1), (0, -1), (2, 0), (-1, 0)])
+    def test_an_answer_to_another_round_or_of_a_stranger_is_ignored(self, client_id, round_id):
+        rounds = open_round(policy(clients=2, byzantine=0, quorum=1))
+        assert rounds.momentum_complete(client_id, round_id, 1.0) == []
+        assert rounds.answered == frozenset()
+
+    def test_an_answer_after_the_closing_changes_nothing(self):
+        rounds = open_round(policy(clients=2, byzantine=0, quorum=1), live=ids(0))
+        assert isinstance(rounds.momentum_complete(0, 0, 1.0)[0], CloseRound)
+        assert rounds.momentum_complete(1, 0, 2.0) == []
+        assert rounds.answered == {0}
+        assert rounds.next_tick(2.0) is None
+        assert rounds.tick(1e9) == []
+
+    def test_a_stranger_among_the_live_is_a_defect(self):
+        with pytest.raises(ValueError, match="client 20 is live"):
+            Rounds(policy()).live_changed(ids(20), 0.0)
+
+
+class TestBelowTheQuorum:
+    def test_at_the_deadline_it_waits_visibly(self):
+        rounds = open_round(policy(), start_round=2)
+        answer(rounds, range(12), 1.0)
+        assert rounds.tick(ROUND) == [
+            Wait("round 2: 12 of 20 answered, need 4 more; gives up in 40 s", 12, 16, 20, ROUND + QUORUM_WAIT)
+        ]
+        assert rounds.next_tick(ROUND) == ROUND + QUORUM_WAIT
+
+    def test_the_wait_goes_on_in_words_that_follow_the_clock(self):
+        rounds = open_round(policy())
+        assert rounds.waiting(1.0) is None
+        rounds.tick(ROUND)
+        assert "gives up in 31 s" in rounds.waiting(ROUND + 9.0).message
+        assert "gives up in 0.5 s" in rounds.waiting(ROUND + QUORUM_WAIT - 0.5).message
+
+    def test_it_closes_as_soon_as_the_quorum_is_reached(self):
+        rounds = open_round(policy())
+        answer(rounds, range(14), 1.0)
+        rounds.tick(ROUND)
+        (wait,) = rounds.momentum_complete(14, 0, ROUND + 3.0)
+        assert (wait.have, wait.need) == (15, 16)
+        closing = rounds.momentum_complete(19, 0, ROUND + 5.0)
+        assert closing == [CloseRound(0, (*range(15), 19), (15, 16, 17, 18), "quorum_reached")]
+
+    def test_it_gives_up_in_the_end_and_says_why(self):
+        rounds = open_round(policy())
+        answer(rounds, range(12), 1.0)
+        rounds.tick(ROUND)
+        (end,) = rounds.tick(ROUND + QUORUM_WAIT)
+        assert end.status == "quorum_lost"
+        assert end.message.startswith("round 0: 12 of 20 clients answered, at least 16 were needed; missing: 12, 13,")
+        assert rounds.phase is Phase.ENDED
+
+    def test_an_answer_that_is_there_before_a_late_timer_saves_the_run(self):
+        rounds = open_round(policy(clients=2, byzantine=0, quorum=2))
+        rounds.momentum_complete(0, 0, 1.0)
+        assert isinstance(rounds.momentum_complete(1, 0, 1e6)[0], CloseRound)
+
+    def test_when_too_few_are_alive_it_waits_for_them_to_come_back(self):
+        rounds = open_round(policy(clients=3, byzantine=0, quorum=2), live=ids(0))
+        (wait,) = rounds.momentum_complete(0, 0, 1.0)
+        assert wait == Wait("round 0: 1 of 3 answered, need 1 more; gives up in 99 s", 1, 2, 3, ROUND + QUORUM_WAIT)
+        assert rounds.live_changed(ids(0, 2), 2.0) == []
+        assert rounds.waiting(2.0) is None
+        assert rounds.momentum_complete(2, 0, 3.0) == [CloseRound(0, (0, 2), (1,), "rest_gone")]
+
+    def test_a_round_that_opens_for_nobody_says_so_at_once(self):
+        rounds = open_round(policy(clients=2, byzantine=0, quorum=1))
+        answer(rounds, range(2), 1.0)
+        rounds.live_changed(frozenset(), 2.0)
+        opened, wait = rounds.published(1, 3.0)
+        assert opened == OpenRound(1, 3.0 + ROUND)
+        assert (wait.have, wait.need, wait.of) == (0, 1, 2)
+
+
+class TestEnding:
+    def small(self) -> Rounds:
+        return open_round(policy(clients=1, byzantine=0, quorum=1, rounds=2))
+
+    def test_publishing_opens_the_next_round_and_the_last_one_completes_the_run(self):
+        rounds = self.small()
+        rounds.momentum_complete(0, 0, 1.0)
+        assert rounds.published(1, 2.0) == [OpenRound(1, 2.0 + ROUND)]
+        assert rounds.answered == frozenset()
+        rounds.momentum_complete(0, 1, 3.0)
+        assert rounds.published(2, 4.0) == [EndRun("completed", "all 2 rounds are done")]
+        assert rounds.phase is Phase.ENDED
+
+    def test_publishing_out_of_turn_is_a_defect(self):
+        rounds = self.small()
+        with pytest.raises(ValueError, match="round 1 was published while round 0 was collecting"):
+            rounds.published(1, 1.0)
+        rounds.momentum_complete(0, 0, 1.0)
+        with pytest.raises(ValueError, match="round 2 was published while round 0 was closing"):
+            rounds.published(2, 1.0)
+
+    @pytest.mark.parametrize("started", [False, True])
+    def test_stopping_while_clients_join_or_answer_takes_effect_at_once(self, started):
+        rounds = self.small() if started else Rounds(policy())
+        assert rounds.stop("interrupted", "Ctrl-C", 1.0) == [EndRun("interrupted", "Ctrl-C")]
+
+    def test_stopping_while_a_round_closes_waits_for_what_is_being_committed(self):
+        rounds = self.small()
+        rounds.momentum_complete(0, 0, 1.0)
+        assert rounds.stop("interrupted", "Ctrl-C", 2.0) == []
+        assert rounds.phase is Phase.CLOSING
+        assert rounds.published(1, 3.0) == [EndRun("interrupted", "Ctrl-C")]
+
+    def test_a_failure_that_leaves_nothing_to_publish_ends_the_run_at_once(self):
+        rounds = self.small()
+        rounds.momentum_complete(0, 0, 1.0)
+        assert rounds.stop("failed", "disk full", 2.0, at_once=True) == [EndRun("failed", "disk full")]
+
+    def test_the_first_reason_to_stop_stands_unless_a_later_one_is_a_failure(self):
+        rounds = self.small()
+        rounds.momentum_complete(0, 0, 1.0)
+        rounds.stop("budget_exhausted", "no ε left", 2.0)
+        rounds.stop("interrupted", "Ctrl-C", 2.0)
+        assert rounds.published(1, 3.0) == [EndRun("budget_exhausted", "no ε left")]
+        rounds = self.small()
+        rounds.momentum_complete(0, 0, 1.0)
+        rounds.stop("interrupted", "Ctrl-C", 2.0)
+        rounds.stop("failed", "a client process died", 2.0)
+        assert rounds.published(1, 3.0) == [EndRun("failed", "a client process died")]
+
+    @pytest.mark.parametrize(("status", "ends_as"), [("interrupted", "completed"), ("failed", "failed")])
+    def test_a_stop_in_the_last_closing_finds_the_run_complete_unless_it_failed(self, status, ends_as):
+        rounds = open_round(policy(clients=1, byzantine=0, quorum=1, rounds=1))
+        rounds.momentum_complete(0, 0, 1.0)
+        rounds.stop(status, "why", 2.0)
+        assert rounds.published(1, 3.0)[0].status == ends_as
+
+    def test_nothing_happens_after_the_end(self):
+        rounds = self.small()
+        rounds.stop("interrupted", "Ctrl-C", 1.0)
+        assert rounds.started(1.0) == []
+        assert rounds.momentum_complete(0, 0, 1.0) == []
+        assert rounds.live_changed(frozenset(), 1.0) == []
+        assert rounds.published(1, 1.0) == []
+        assert rounds.stop("failed", "late", 1.0) == []
+        assert rounds.tick(1e9) == []
+        assert rounds.next_tick(1.0) is None
+        assert rounds.waiting(1.0) is None
+
+    def test_its_own_statuses_have_exit_codes(self):
+        assert exit_code_of("completed") == 0
+        assert exit_code_of("quorum_lost") == 21
+
+
+class TestPolicy:
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            ({"num_clients": 0}, "num_clients = 0: expected at least 1"),
+            ({"num_byzantine": 20}, "num_byzantine = 20: expected 0 to 19 with 20 clients"),
+            ({"num_byzantine": -1}, "num_byzantine = -1"),
+            ({"quorum": 0}, "quorum = 0: expected 1 to 20"),
+            ({"quorum": 21}, "quorum = 21"),
+            ({"rounds": 0}, "rounds = 0"),
+            ({"join_deadline_s": 0.0}, "join_deadline_s = 0.0: expected a finite number above 0"),
+            ({"round_deadline_s": math.inf}, "round_deadline_s = inf"),
+            ({"quorum_deadline_s": math.nan}, "quorum_deadline_s = nan"),
+            ({"grace_factor": -0.1}, "grace_factor = -0.1: expected a finite number of at least 0"),
+            ({"grace_floor_s": math.nan}, "grace_floor_s = nan"),
+        ],
+    )
+    def test_a_value_out_of_range_is_refused_by_name(self, change, sentence):
+        with pytest.raises(ConfigError) as refusal:
+            policy(**change)
+        assert sentence in str(refusal.value)
+
+    @pytest.mark.parametrize(
+        ("clients", "byzantine", "quorum", "sentence"),
+        [
+            (20, 4, 16, None),
+            (20, 5, 16, "the quorum is 16, and only 15 of 20 clients are sure to answer"),
+            (14, 4, 9, None),
+            (13, 4, 9, "13 clients leave no margin for 4 Byzantine ones"),
+            (1, 0, 1, None),
+            (3, 0, 3, None),
+        ],
+    )
+    def test_a_margin_so_small_that_silent_clients_set_the_pace_is_warned_of(
+        self, clients, byzantine, quorum, sentence
+    ):
+        warning = policy(clients, byzantine, quorum).warning()
+        assert warning is None if sentence is None else sentence in warning
+
+
+def test_an_answer_costs_the_same_with_many_clients():
+    def seconds_per_answer(clients: int) -> float:
+        best = float("inf")
+        for _ in range(5):
+            rounds = open_round(policy(clients=clients, byzantine=0, quorum=clients))
+            start = perf_counter()
+            for client_id in range(400):
+                rounds.momentum_complete(client_id, 0, 1.0)
+                rounds.next_tick(1.0)
+            best = min(best, perf_counter() - start)
+        return best
+
+    assert seconds_per_answer(50_000) < 10 * seconds_per_answer(500)
