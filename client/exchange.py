@@ -59,11 +59,11 @@ class Outcome:
     message: str
 
 
-class _Rejoin(Exception):  # noqa: N818 - control flow
+class _Rejoin(Exception):
     """The parameter server does not know this incarnation (any more): join again."""
 
 
-class _Over(Exception):  # noqa: N818 - control flow
+class _Over(Exception):
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
 

@@ -243,7 +243,8 @@ class Coordinator:
     # ---------------------------------------------------------------- what arrives
 
     def arrived(self, client_id: int, round_id: int) -> None:
-        """A momentum is complete in the inbox."""
+        """A momentum is complete in the inbox; whoever sent it is alive."""
+        self.members.seen(client_id)
         self._carry_out(self.rounds.momentum_complete(client_id, round_id, self._now()))
 
     def count_bytes(self, *, down: int = 0, up: int = 0) -> None:

@@ -160,6 +160,11 @@ class Membership:
         if self.roster.live != before:
             self._live_changed()
 
+    def seen(self, client_id: int) -> None:
+        """A member's momentum is a sign of life too."""
+        member = self.roster.members[client_id]
+        self.roster.heartbeat(client_id, member.incarnation, self._clock())
+
     def detach(self, attendance: Attendance) -> None:
         """A process's stream ended; its members are dead unless they come back soon."""
         self._attendances.discard(attendance)

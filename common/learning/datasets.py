@@ -178,9 +178,8 @@ def to_tensor(split: Split, indices: np.ndarray | slice, dataset: Dataset) -> tu
     """
     import torch
 
-    taken = np.ascontiguousarray(split.images[indices])
-    if not taken.flags.writeable:  # a slice of a read-only map: torch wants memory it may write
-        taken = taken.copy()
+    # An index array copies; a slice would be a view, perhaps of a read-only map, and torch wants memory it may write.
+    taken = split.images[indices].copy() if isinstance(indices, slice) else np.ascontiguousarray(split.images[indices])
     images = torch.from_numpy(taken)
     from_bytes = taken.dtype == np.uint8
     if from_bytes and taken.ndim == 4:

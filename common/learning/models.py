@@ -1,17 +1,17 @@
 """The models that are trained. A new one is a function and its line in the registry.
 
-=========  =================================================================  ====================  =================
-name       layers                                                             parameters, MNIST     CIFAR-10
-=========  =================================================================  ====================  =================
-cnn        conv8 16 (stride 2), pool, conv4 32 (stride 2), pool, 32, tanh;    26,010
-           the ByzULDP paper's (Table 5)
-lenet      two conv5 with pools and three linear layers, ReLU;                41,282                797,962
-           Fed-NGA (section 4): narrow for one channel, wide for colour
-mlp        200-100 or, for colour, 200-200 hidden, ReLU; Fed-NGA              178,110               656,810
-cnn_large  conv5 20, pool, conv5 50, pool, 500, ReLU;                         431,080
-           CafCor (appendix D) and ByzFL
-logistic   one linear layer from zero; strongly convex with ``model.l2`` > 0  7,850                 30,730
-=========  =================================================================  ====================  =================
+=========  ==============================================================  =================  ====================
+name       layers                                                          parameters, MNIST  parameters, CIFAR-10
+=========  ==============================================================  =================  ====================
+cnn        conv8 16, pool, conv4 32, pool, linear 32; tanh                 26,010             37,274
+lenet      conv5, pool, conv5, pool, two linear; ReLU; wider for colour    41,282             797,962
+mlp        linear 200, linear 100 (200 for colour); ReLU                   178,110            656,810
+cnn_large  conv5 20, pool, conv5 50, pool, linear 500; ReLU                431,080            657,080
+logistic   none; starts at zero; strongly convex with ``model.l2`` > 0     7,850              30,730
+=========  ==============================================================  =================  ====================
+
+``cnn`` is that of the ByzULDP paper (Table 5), ``lenet`` and ``mlp`` are Fed-NGA's (section 4), ``cnn_large`` is
+CafCor's (appendix D) and ByzFL's, with the softmax in the loss.
 
 All give logits (b, num_classes) for cross-entropy. The parameters are a function of the seed; torch's global
 generators are left alone.

@@ -67,7 +67,7 @@ def deal(labels: np.ndarray, num_clients: int, data: Data, seed: int) -> Shares:
     if labels.ndim != 1 or not len(labels):
         raise DataError(f"cannot deal labels of shape {labels.shape}; expected (N,) with N ≥ 1")
     if data.partition == "local":
-        return [np.arange(len(labels), dtype=np.int64) for _ in range(num_clients)]
+        return [np.arange(len(labels), dtype=np.int64)] * num_clients
     shares = _PARTITIONS[data.partition](labels, num_clients, data, stream(seed, "partition"))
     return [np.sort(np.asarray(share, dtype=np.int64)) for share in shares]
 

@@ -43,7 +43,7 @@ DEFAULT_ROOT = Path("data")
 _ARRAYS = ("train-images", "train-labels", "test-images", "test-labels")
 
 
-class Damaged(Exception):  # noqa: N818 - handled by preparing again
+class Damaged(Exception):
     """A prepared folder is not what its meta.json says."""
 
 

@@ -40,7 +40,7 @@ MIRROR_DEADLINE_S = 20.0
 Say = Callable[[str], None]
 
 
-class Unavailable(Exception):  # noqa: N818 - not an error of the user's: the next way is tried
+class Unavailable(Exception):
     """One way to the files did not work; the message says why."""
 
 

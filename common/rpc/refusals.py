@@ -10,7 +10,7 @@ REJOIN = frozenset((RefusalKind.NOT_A_MEMBER,))
 """Refusals after which a client joins anew, as after a restart of the parameter server."""
 
 
-class Refused(Exception):  # noqa: N818 - the protocol's word
+class Refused(Exception):
     """Raised inside the parameter server where a peer's message is turned away; becomes the reply."""
 
     def __init__(self, kind: RefusalKind.ValueType, message: str, *, next_round: int = 0) -> None:

@@ -17,7 +17,7 @@ __all__ = ["Incomplete", "receive_tensor"]
 H = TypeVar("H", bound=Message)
 
 
-class Incomplete(Exception):  # noqa: N818 - a state of the stream
+class Incomplete(Exception):
     """A tensor that did not arrive whole: cut off, out of order, too long, or not what its digest says."""
 
 
