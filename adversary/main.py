@@ -38,6 +38,7 @@ def attack_of(experiment: Experiment) -> Attack:
         clip_norm=experiment.training.clip_norm,
         seed=experiment.training.seed,
         knowledge=experiment.attack.knowledge,
+        folders=experiment.folders,
         **experiment.attack.parameters,
     )
 

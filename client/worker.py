@@ -14,7 +14,7 @@ import torch
 from common.config import Training
 from common.learning.datasets import Dataset, to_tensor
 from common.learning.gradient import FlatModel
-from common.randomness import stream
+from common.randomness import stream, stream_key
 
 __all__ = ["Worker", "clip_to"]
 
@@ -74,7 +74,8 @@ class Worker:
     def _gradient(self, round_id: int) -> torch.Tensor:
         batch = self._batch(round_id)
         inputs, labels = to_tensor(self._dataset.train, batch, self._dataset)
-        return self._model.gradient(inputs, labels, self._l2)
+        seed = stream_key(self._training.seed, "dropout", client=self.client_id, round_id=round_id)
+        return self._model.gradient(inputs, labels, self._l2, seed=seed)
 
     def _batch(self, round_id: int) -> npt.NDArray[np.int64]:
         """Indices of a round's minibatch, drawn without replacement; all of the data if there is less than a batch."""

@@ -205,6 +205,7 @@ class Experiment(_Section):
     data: Data = Data()
     model: Model = Model()
     network: Network = Network()
+    folder: Path | None = Field(default=None, description="the experiment file's: a user's own modules lie there")
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Experiment:
@@ -232,6 +233,11 @@ class Experiment(_Section):
     @property
     def honest_ids(self) -> range:
         return range(self.federation.clients - self.num_adversaries)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where a user's own modules (``module:name``) are looked for, beside the working directory."""
+        return () if self.folder is None else (self.folder,)
 
     def public(self) -> dict[str, Any]:
         """The values every process must agree on, flat: ``section.key`` to a JSON value.
@@ -299,6 +305,7 @@ def load_experiment(source: str | Path, overrides: Iterable[str] = ()) -> Experi
         raise ConfigError(f"{path} is not valid TOML: {problem}") from None
     for override in overrides:
         _apply(tree, override)
+    tree.setdefault("folder", str(path.resolve().parent))
     return experiment_from(tree, where=str(path))
 
 

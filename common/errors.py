@@ -23,7 +23,8 @@
     └── StoreProblem
         ├── RunFolderInUse                run_folder_in_use        40
         ├── RunFolderExists               run_folder_exists        41
-        └── StoreDamaged                  store_damaged            42
+        ├── StoreDamaged                  store_damaged            42
+        └── StoreUnwritable               store_unwritable         43
 
 ``completed`` is exit code 0; 1 is a defect of ours (a traceback is shown); 2 is a wrong command line.
 docs/exit-codes.md has one line for each, and a test compares the two.
@@ -60,6 +61,7 @@ __all__ = [
     "ServerUnreachable",
     "StoreDamaged",
     "StoreProblem",
+    "StoreUnwritable",
     "Superseded",
     "UsageProblem",
     "exit_code_of",
@@ -203,6 +205,12 @@ class StoreDamaged(StoreProblem):
     """A file of the run folder is missing, torn, or not what the ledger says it is."""
 
     status, exit_code = "store_damaged", 42
+
+
+class StoreUnwritable(StoreProblem):
+    """A file of the run folder cannot be written (or read): a full disk, a read-only folder, missing rights."""
+
+    status, exit_code = "store_unwritable", 43
 
 
 def leaves(root: type[ByzULDPError] = ByzULDPError) -> Iterator[type[ByzULDPError]]:

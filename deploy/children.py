@@ -29,12 +29,9 @@ from common.errors import ByzULDPError
 from deploy.events import Event, EventSender
 from deploy.logs import forward_warnings, log_to_stderr
 
-__all__ = ["LAUNCHER_SIGNALS", "ROLES", "Assignment", "attack", "check", "run_child", "serve", "take_part"]
+__all__ = ["ROLES", "Assignment", "attack", "check", "run_child", "serve", "take_part"]
 
 Report = Callable[[Event], None]
-
-LAUNCHER_SIGNALS = frozenset({signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
-"""Blocked while children are started, so that they inherit the mask: the launcher decides what these mean."""
 
 ORPHANED = 23  # exit code of RunFailed
 ORPHANED_SERVER_S = 20.0
@@ -68,7 +65,6 @@ class Assignment:
     entry: str
     experiment: Mapping[str, Any]
     run_dir: Path
-    log_file: Path
     resume: bool = False
     ids: tuple[int, ...] = ()
     tokens: Mapping[int, str] = field(default_factory=dict, repr=False)
@@ -79,6 +75,10 @@ class Assignment:
     @property
     def name(self) -> str:
         return self.role if self.role in ("check", "ps", "adversary") else f"{self.role}-{self.number}"
+
+    @property
+    def log_file(self) -> Path:
+        return self.run_dir / "operator" / "logs" / f"{self.name}.log"
 
     def load(self) -> Experiment:
         return experiment_from(dict(self.experiment), where=f"the experiment given to {self.name}")
@@ -93,9 +93,10 @@ def run_child(assignment: Assignment, events: Connection) -> None:
     _redirect_output(assignment.log_file)
     faulthandler.enable()
     if assignment.role == "check":
-        os.setpgid(0, 0)  # a download it started dies with it: the whole group is killed
+        os.setpgid(0, 0)  # a download it started dies with it: the whole group is signalled
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ORPHANED))  # unwinds, so that temporary files go
     _do_not_outlive_launcher(assignment.role)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # Ctrl-C and SIGHUP stay with the launcher
     report = EventSender(events)
     log_to_stderr(logging.INFO)
     forward_warnings(report)

@@ -6,6 +6,7 @@ launcher that does not read (stopped by Ctrl-Z, say) never holds up a round.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -29,10 +30,8 @@ class EventSender:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        try:
+        with contextlib.suppress(queue.Full):
             self._queue.put_nowait(event)
-        except queue.Full:
-            pass
 
     def close(self, last: Event, deadline_s: float = 5.0) -> None:
         """Send a last event, which is not dropped, and wait until all is written or the time is over."""

@@ -1,7 +1,7 @@
 """Are the packages that would be imported the ones of this distribution?
 
-``common``, ``ps``, ``client``, ``adversary`` and ``deploy`` are generic names: a folder called ``common`` on PYTHONPATH,
-or in the folder ``python -m`` is started from, would be imported in place of ours. Entry points ask here first, before
+``common``, ``ps``, ``client``, ``adversary`` and ``deploy`` are generic names: a folder ``common`` on PYTHONPATH, or in
+the folder ``python -m`` is started from, would be imported in place of ours. Entry points ask here first, before
 anything else of ours is imported, so that the user reads which file is in the way instead of a strange ImportError.
 """
 

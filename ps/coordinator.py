@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from common.config import Experiment
-from common.errors import ByzULDPError
+from common.errors import ByzULDPError, StoreProblem
 from common.rpc.frames import tensor_frames
 from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
@@ -106,6 +107,11 @@ class Coordinator:
         except ByzULDPError as problem:
             self._carry_out(self.rounds.stop(problem.status, str(problem), self._now(), at_once=True))
             return
+        except Exception as defect:  # whatever happens, the run ends with a status and its clients are told
+            log.exception("round %d could not be made", closing.round_id)
+            message = f"round {closing.round_id} could not be made: {defect!r}"
+            self._carry_out(self.rounds.stop("failed", message, self._now(), at_once=True))
+            return
         publishing_at = time.perf_counter()
         self._publish(committed)
         self._carry_out(self.rounds.published(committed.round_id, self._now()))
@@ -167,18 +173,18 @@ class Coordinator:
         available_at = time.perf_counter()
         latency_s = available_at - (self._available_at or self._opened_at)
         self._available_at = available_at
-        self.store.record_round(
-            RoundMetrics(
-                round_id=closing.round_id,
-                started_at=time.time() - latency_s,
-                latency_s=latency_s,
-                segments=segments,
-                answered=len(closing.answered),
-                missing=closing.late,
-                bytes_down=self._bytes_down,
-                bytes_up=self._bytes_up,
-            )
+        metrics = RoundMetrics(
+            round_id=closing.round_id,
+            started_at=time.time() - latency_s,
+            latency_s=latency_s,
+            segments=segments,
+            answered=len(closing.answered),
+            missing=closing.late,
+            bytes_down=self._bytes_down,
+            bytes_up=self._bytes_up,
         )
+        with _best_effort():
+            self.store.record_round(metrics)
         self._bytes_down = self._bytes_up = 0
         self._report(
             {
@@ -255,7 +261,8 @@ class Coordinator:
     def count(self, kind: int | str, client_id: int | None) -> None:
         """Count a refusal (or ``non_finite``, ``client_error``), under the identity it came from if it is known."""
         name = kind if isinstance(kind, str) else kind_name(kind)
-        self.store.record_refusal(name, self.members.known(client_id), self.rounds.round_id)
+        with _best_effort():
+            self.store.record_refusal(name, self.members.known(client_id), self.rounds.round_id)
 
     def client_error(self, attendance: Attendance, error: pb.ClientError) -> None:
         """A client reports a fault of its own."""
@@ -264,6 +271,15 @@ class Coordinator:
             log.warning("%s", message)
             self.count("client_error", error.client_id)
             self._report({"event": "client_error", "message": message})
+
+
+@contextmanager
+def _best_effort() -> Iterator[None]:
+    """A metric that cannot be written is logged and lost; the ledger and the models have their own path."""
+    try:
+        yield
+    except StoreProblem as problem:
+        log.warning("not recorded: %s", problem)
 
 
 def policy_of(experiment: Experiment, model_bytes: int) -> RoundPolicy:

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from common.errors import RunFolderInUse, StoreDamaged
+from common.errors import RunFolderInUse, StoreDamaged, StoreUnwritable
 
 __all__ = [
     "TEMPORARY",
@@ -78,8 +78,10 @@ def explaining(path: Path, doing: str, *, damaged: str = _RESTORE) -> Iterator[N
 
     Raises
     ------
-    StoreDamaged
+    StoreUnwritable
         ``path`` could not be used for ``doing``.
+    StoreDamaged
+        It is no intact database.
     """
     try:
         yield
@@ -87,13 +89,15 @@ def explaining(path: Path, doing: str, *, damaged: str = _RESTORE) -> Iterator[N
         # The file named may be a neighbour of ours (its temporary file, its directory): the error knows better.
         place = error.filename if isinstance(error.filename, str) else path
         cause = error.strerror or str(error)
-        raise StoreDamaged(f"{place}: cannot {doing}: {cause}; {_OS_REMEDIES.get(error.errno or 0, _RETRY)}") from error
+        remedy = _OS_REMEDIES.get(error.errno or 0, _RETRY)
+        raise StoreUnwritable(f"{place}: cannot {doing}: {cause}; {remedy}") from error
     except sqlite3.Error as error:
         # Errors that SQLite did not raise itself (a value it cannot store) have no name.
         name = getattr(error, "sqlite_errorname", "") or ""
         remedies = (*_SQLITE_REMEDIES, ("SQLITE_CORRUPT", damaged), ("SQLITE_NOTADB", damaged))
         remedy = next((text for prefix, text in remedies if name.startswith(prefix)), _RETRY)
-        raise StoreDamaged(f"{path}: cannot {doing}: {error}; {remedy}") from error
+        leaf = StoreDamaged if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) else StoreUnwritable
+        raise leaf(f"{path}: cannot {doing}: {error}; {remedy}") from error
 
 
 def sync_directory(folder: Path) -> None:

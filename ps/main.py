@@ -108,7 +108,10 @@ def mechanism_of(experiment: Experiment) -> tuple[Budget | None, Mechanism]:
     """
     federation, training, privacy = experiment.federation, experiment.training, experiment.privacy
     rule = make_rule(
-        experiment.aggregation.rule, num_byzantine=federation.byzantine, **experiment.aggregation.parameters
+        experiment.aggregation.rule,
+        num_byzantine=federation.byzantine,
+        folders=experiment.folders,
+        **experiment.aggregation.parameters,
     )
     budget = (
         None

@@ -205,7 +205,7 @@ class RunStore:
             The folder holds a run.
         RunFolderInUse
             Another server has it open.
-        StoreDamaged
+        StoreUnwritable
             It cannot be written.
         """
         if keep < 1:
@@ -288,7 +288,7 @@ class RunStore:
 
         Raises
         ------
-        StoreDamaged
+        StoreUnwritable
             Nothing was committed, unless the message says that this is in doubt; the last round stands. When it is
             not in doubt, the *same* prepared round may be tried again.
         ValueError

@@ -38,8 +38,10 @@ def build_task(experiment: Experiment) -> Task:
     DataError, ModelError, ConfigError
         See :func:`~common.learning.datasets.load_dataset` and :func:`~common.learning.models.build_model`.
     """
-    dataset = load_dataset(experiment.data.dataset, experiment.data.root)
-    module = build_model(experiment.model, dataset.input_shape, dataset.num_classes, experiment.training.seed)
+    dataset = load_dataset(experiment.data.dataset, experiment.data.root, experiment.folders)
+    module = build_model(
+        experiment.model, dataset.input_shape, dataset.num_classes, experiment.training.seed, experiment.folders
+    )
     frozen = experiment.model.frozen_buffers
     check_trainable(module, dataset.input_shape, private=experiment.privacy.epsilon is not None, frozen_buffers=frozen)
     return Task(dataset, FlatModel(module, frozen_buffers=frozen))

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from common.errors import RunFolderExists, RunFolderInUse, StoreDamaged
+from common.errors import RunFolderExists, RunFolderInUse, StoreDamaged, StoreUnwritable
 from ps.store import CommittedRound, EvaluationRecord, PreparedRound, RefusalCount, RoundMetrics, RunReader, RunStore
 
 D = 1_000
@@ -251,7 +251,7 @@ def test_a_folder_version_of_the_future_is_named(folder):
 def test_a_run_id_that_is_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(StoreDamaged, match=r"file.*choose another --run-dir"):
+        with pytest.raises(StoreUnwritable, match=r"file.*choose another --run-dir"):
             create(place)
 
 
@@ -366,7 +366,7 @@ def test_a_commit_that_meets_a_full_disk_commits_nothing_and_may_be_tried_again(
     with store:
         store.commit(prepared(1))
         failing = True
-        with pytest.raises((StoreDamaged, OSError), match="No space left"):
+        with pytest.raises((StoreUnwritable, OSError), match="No space left"):
             store.commit(again := prepared(2))
         assert is_round(store.latest(), 1)
         assert len(store.ledger_rows()) == 2
@@ -382,7 +382,7 @@ def test_a_file_system_that_refuses_to_write_is_named_with_a_remedy(tmp_path):
         if here == "tensor_written":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    with pytest.raises(StoreDamaged, match=r"model-0\.safetensors: cannot write the model: Read-only.*make the folder"):
+    with pytest.raises(StoreUnwritable, match=r"model-0\.safetensors: cannot write the model: Read-only.*make the folder"):
         create(tmp_path / "run", fault=fault)
 
 
@@ -408,7 +408,7 @@ def test_a_commit_in_doubt_ends_the_server_and_the_file_decides(tmp_path, lands)
     store, _ = create(tmp_path / "run")
     with store:
         store._journal = FailingCommit(store._journal, lands=lands)
-        with pytest.raises(StoreDamaged, match="disk I/O error"):
+        with pytest.raises(StoreUnwritable, match="disk I/O error"):
             store.commit(prepared(1))
         store._journal = store._journal._connection
         with pytest.raises(StoreDamaged, match=r"only the file knows.*--resume"):
@@ -455,9 +455,9 @@ def test_a_read_only_folder_is_refused_for_writing_and_read_all_the_same(folder,
         store.record_round(RoundMetrics(5, 1.0, 0.5))
     copied = read_only(folder)
     with as_nobody():
-        with pytest.raises(StoreDamaged, match=r"lock.*Permission denied.*make the folder writable"):
+        with pytest.raises(StoreUnwritable, match=r"lock.*Permission denied.*make the folder writable"):
             RunStore.open(copied)
-        with pytest.raises(StoreDamaged, match=r"Permission denied.*make the folder writable"):
+        with pytest.raises(StoreUnwritable, match=r"Permission denied.*make the folder writable"):
             create(copied / "below")
         reader = RunReader(copied)
         assert reader.status().round_id == 5
