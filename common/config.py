@@ -352,12 +352,12 @@ def _nearest_key(location: tuple[str | int, ...]) -> str:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             section = annotation
     known = list(section.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
     everywhere = {key: name for name, field in Experiment.model_fields.items() for key in _keys(field.annotation)}
     if str(location[-1]) in everywhere:
         return f"it belongs to [{everywhere[str(location[-1])]}]"
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
     return f"known here: {', '.join(known)}"
 
 
