@@ -67,7 +67,7 @@ def run_adversary(
 
         async def produce(model: PublishedModel) -> AsyncIterator[tuple[int, Momentum]]:
             loop = asyncio.get_running_loop()
-            task.model.set_parameters(model.theta)
+            await loop.run_in_executor(computing, task.model.set_parameters, model.theta)
             own = await loop.run_in_executor(computing, own_momenta, crew, model.round_id)
             honest = await knowledge.estimate(model.round_id, own)
             rows = await loop.run_in_executor(computing, attack, honest, own, model.round_id)

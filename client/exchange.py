@@ -18,6 +18,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import grpc
 import numpy as np
@@ -162,11 +163,7 @@ class Exchange:
             await self._leave_all()
             return over.outcome
         finally:
-            for task in (attending, training):
-                task.cancel()
-            for task in (attending, training):
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
+            await _cancel(attending, training)
 
     # ---------------------------------------------------------------- membership
 
@@ -212,7 +209,6 @@ class Exchange:
     async def _attend(self) -> None:
         """Heartbeats and errors up; evictions and the run's end down."""
         call = self._stub.Attend(timeout=None)  # lives as long as the run: heartbeats and keepalive bound its silence
-        await call.write(pb.AttendRequest(attending=pb.Attending(callers=self._callers.values())))
         beats = asyncio.create_task(self._beat(call))
         try:
             while (event := await call.read()) is not grpc.aio.EOF:
@@ -231,13 +227,16 @@ class Exchange:
             call.cancel()
 
     async def _beat(self, call: grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendEvent]) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self._heartbeat_s):
-                    message = pb.AttendRequest(error=await self._errors.get())
-            except TimeoutError:
-                message = pb.AttendRequest(heartbeat=pb.Heartbeat())
-            await call.write(message)
+        message = pb.AttendRequest(attending=pb.Attending(callers=self._callers.values()))
+        # A stream that has ended cannot be written to; whoever reads it learns why.
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            while True:
+                await call.write(message)
+                try:
+                    async with asyncio.timeout(self._heartbeat_s):
+                        message = pb.AttendRequest(error=await self._errors.get())
+                except TimeoutError:
+                    message = pb.AttendRequest(heartbeat=pb.Heartbeat())
 
     async def _leave_all(self) -> None:
         for caller in self._callers.values():
@@ -267,10 +266,13 @@ class Exchange:
     async def _train(self, next_round: int) -> None:
         while True:
             model = await self._pull(next_round)
-            pushes = []
-            async for client_id, momentum in self._produce(model):
-                pushes.append(asyncio.create_task(self._push(client_id, model.round_id, momentum)))
-            await asyncio.gather(*pushes)
+            pushes: list[asyncio.Task[None]] = []
+            try:
+                async for client_id, momentum in self._produce(model):
+                    pushes.append(asyncio.create_task(self._push(client_id, model.round_id, momentum)))
+                await asyncio.gather(*pushes)
+            finally:
+                await _cancel(*pushes)
             next_round = model.round_id + 1
 
     async def _pull(self, wanted: int) -> PublishedModel:
@@ -347,6 +349,13 @@ class Exchange:
             raise _Rejoin(f"a reply that is none: {reply.reason}")
         if reply.HasField("refusal"):
             self._refused(reply.refusal)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel what is still running, and wait until it has stopped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _each(frames: list[bytes]) -> AsyncIterator[bytes]:

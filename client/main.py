@@ -37,7 +37,8 @@ def run_client(experiment: Experiment, *, address: str, tokens: Mapping[int, str
 
         async def produce(model: PublishedModel) -> AsyncIterator[tuple[int, Momentum]]:
             loop = asyncio.get_running_loop()
-            task.model.set_parameters(model.theta)
+            # On the same thread: a gradient of a round that was given up may still be under way.
+            await loop.run_in_executor(computing, task.model.set_parameters, model.theta)
             for client_id, worker in crew.items():
                 try:
                     yield client_id, await loop.run_in_executor(computing, worker.step, model.round_id)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -57,6 +57,16 @@ class _OpenSection(_Section):
     """A section that also carries the parameters of what it names (a rule, an attack); these are checked there."""
 
     model_config = ConfigDict(extra="allow")
+    reserved: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="after")
+    def _no_reserved_keys(self) -> _OpenSection:
+        for key in self.parameters:
+            if key in self.reserved:
+                raise ValueError(
+                    f"{key} is set elsewhere in the experiment, not among a rule's or an attack's own keys"
+                )
+        return self
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -127,6 +137,7 @@ class Evaluation(_Section):
 class Aggregation(_OpenSection):
     """The robust rule; further keys are the rule's own parameters."""
 
+    reserved = frozenset({"name", "num_byzantine", "folders"})
     rule: str = Field(default="trimmed_mean", min_length=1)
 
 
@@ -142,6 +153,9 @@ class Privacy(_Section):
 class Attack(_OpenSection):
     """What the Byzantine identities (the last ``adversaries`` ids) do; further keys are the attack's parameters."""
 
+    reserved = frozenset(
+        {"num_clients", "num_byzantine", "num_adversaries", "clip_norm", "seed", "folders", "honest", "own", "round_id"}
+    )
     name: str = Field(default="none", min_length=1)
     adversaries: int | None = Field(default=None, ge=0, description="how many; default f")
     knowledge: Literal["none", "colluding", "omniscient"] = "colluding"

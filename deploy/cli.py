@@ -1,1 +1,375 @@
-def main() -> None: ...
+"""The ``byzuldp`` command.
+
+Imports of ours and of anything slow happen inside the commands: `byzuldp --help` has to be quick, and the packages'
+origin is checked before the first of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deploy.origin import shadowed
+
+if TYPE_CHECKING:
+    from client.exchange import Outcome
+    from common.config import Experiment
+    from deploy.local import Ending
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="byzuldp",
+    help="Train a model with clients you cannot trust, privately for every client, over a real network.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ExperimentArgument = Annotated[
+    str, typer.Argument(help="A TOML file, or the name of a ready experiment.", show_default=False)
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a value of the experiment; may be repeated."),
+]
+RunDirOption = Annotated[
+    Path | None, typer.Option("--run-dir", help="The run folder; default runs/NAME-TIME.", show_default=False)
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --run-dir, under the configuration stored there.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else, on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress and no table.")]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Allow an address beyond this machine without encryption.")
+]
+AddressOption = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="Where the parameter server is.")]
+TokensOption = Annotated[
+    Path, typer.Option("--tokens", help="JSON file with the join token of each id (operator/join_tokens.json).")
+]
+
+
+def main() -> None:
+    """The console script: errors of the tree become one message and their exit code."""
+    if problems := shadowed():
+        sys.stderr.write("".join(f"error: {problem}\n" for problem in problems))
+        sys.exit(10)
+    from common.errors import ByzULDPError
+
+    try:
+        app()
+    except ByzULDPError as problem:
+        sys.stderr.write(f"error: {problem}\n")
+        sys.exit(problem.exit_code)
+
+
+# -------------------------------------------------------------------- running
+
+
+@app.command()
+def run(
+    experiment: ExperimentArgument,
+    set_: SetOption = None,
+    run_dir: RunDirOption = None,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run an experiment on this machine: parameter server, clients and adversaries as separate processes."""
+    from deploy.display import open_display
+    from deploy.local import run_locally
+
+    configuration, folder = _configuration(experiment, set_), _run_dir(experiment, run_dir, resume)
+    with open_display(_name(experiment), configuration.training.rounds, quiet=quiet) as display:
+        if resume:
+            configuration = _stored(configuration, folder, display.show)
+        ending = run_locally(configuration, folder, display, resume=resume)
+    _conclude(ending, experiment, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+def ps(
+    experiment: ExperimentArgument,
+    set_: SetOption = None,
+    run_dir: RunDirOption = None,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    insecure: InsecureOption = False,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="Where to listen.", show_default=False)
+    ] = None,
+) -> None:
+    """Start the parameter server alone; join tokens are written to operator/join_tokens.json in the run folder."""
+    from deploy.display import open_display
+    from deploy.local import Ending
+    from deploy.logs import log_to_stderr
+
+    overrides = [*(set_ or ()), *([f'network.address="{address}"'] if address is not None else ())]
+    configuration = _configuration(experiment, overrides, insecure=insecure)
+    folder = _run_dir(experiment, run_dir, resume)
+    if not quiet:
+        log_to_stderr()
+    with open_display(_name(experiment), configuration.training.rounds, quiet=quiet, style="lines") as display:
+        if resume:
+            configuration = _stored(configuration, folder, display.show)
+        display.show({"event": "note", "message": "loading PyTorch"})
+        from ps.main import run_parameter_server
+
+        with _interruptible():
+            summary = run_parameter_server(configuration, folder, resume=resume, report=display.show)
+    ending = Ending(summary["status"], summary["message"], folder, summary)
+    _conclude(ending, experiment, as_json=as_json, quiet=quiet)
+
+
+@app.command()
+def client(
+    experiment: ExperimentArgument,
+    address: AddressOption,
+    ids: Annotated[str, typer.Option("--ids", help="Identities this process holds, for instance 0-29,31.")],
+    tokens: TokensOption,
+    set_: SetOption = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Take part in a run as one or several honest clients."""
+    configuration = _configuration(experiment, set_, insecure=insecure)
+    held = _tokens(tokens, _ids(ids, configuration.federation.clients))
+
+    def take_part() -> Outcome:
+        from client.main import run_client
+
+        return run_client(configuration, address=address, tokens=held)
+
+    _take_part(take_part)
+
+
+@app.command()
+def adversary(
+    experiment: ExperimentArgument,
+    address: AddressOption,
+    tokens: TokensOption,
+    ids: Annotated[
+        str | None, typer.Option("--ids", help="Identities it holds; default those of the experiment.")
+    ] = None,
+    wiretap: Annotated[
+        str | None,
+        typer.Option("--wiretap", metavar="HOST:PORT", help="The wiretap, as the parameter server prints it."),
+    ] = None,
+    set_: SetOption = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Attack a run as its Byzantine clients."""
+    from common.errors import AttackError
+
+    configuration = _configuration(experiment, set_, insecure=insecure)
+    if not configuration.num_adversaries:
+        raise AttackError(f"{experiment} has no adversaries: attack.name and attack.adversaries say who and how many")
+    chosen = list(configuration.adversary_ids) if ids is None else _ids(ids, configuration.federation.clients)
+    held = _tokens(tokens, chosen)
+
+    def take_part() -> Outcome:
+        from adversary.main import run_adversary
+
+        return run_adversary(configuration, address=address, tokens=held, wiretap_address=wiretap)
+
+    _take_part(take_part)
+
+
+# -------------------------------------------------------------------- looking
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="mnist, fashion_mnist, or another data set that is in the folder.")],
+    root: Annotated[Path, typer.Option("--root", help="The data folder.")] = Path("data"),
+    again: Annotated[bool, typer.Option("--again", help="Prepare it once more, and replace what is there.")] = False,
+) -> None:
+    """Fetch a data set where that is possible, check it, and prepare it for training."""
+    from common.learning.prepared import prepare_dataset
+
+    with _interruptible():
+        prepare_dataset(name, root, typer.echo, again=again)
+
+
+@app.command()
+def experiments() -> None:
+    """List the experiments that are ready to run."""
+    from common.config import ready_experiments
+
+    known = ready_experiments()
+    width = max(map(len, known), default=0)
+    for name, path in sorted(known.items()):
+        first = next((line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")), "#")
+        typer.echo(f"{name:<{width}}  {first.lstrip('# ')}")
+
+
+@app.command()
+def show(
+    experiment: ExperimentArgument,
+    set_: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Print an experiment's whole configuration, defaults included, as TOML that can be run again."""
+    import json
+
+    from deploy.toml import to_toml
+
+    tree = _configuration(experiment, set_).model_dump(mode="json")
+    if not Path(experiment).is_file():
+        del tree["folder"]  # where the ready experiments lie is nothing to rely on
+    typer.echo(json.dumps(tree, indent=2) if as_json else to_toml(tree), nl=as_json)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"byzuldp {version('byzuldp')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+# -------------------------------------------------------------------- what the commands share
+
+
+def _configuration(source: str, overrides: list[str] | None, *, insecure: bool = False) -> Experiment:
+    from common.config import load_experiment
+
+    return load_experiment(source, [*(overrides or ()), *(["network.insecure=true"] if insecure else ())])
+
+
+def _name(source: str) -> str:
+    return Path(source).stem
+
+
+def _run_dir(source: str, given: Path | None, resume: bool) -> Path:
+    from common.errors import ConfigError
+    from deploy.local import new_run_dir
+
+    if given is None and resume:
+        raise ConfigError("--resume needs --run-dir: name the folder of the run to go on with, for instance runs/…")
+    return new_run_dir(_name(source)) if given is None else given
+
+
+def _stored(given: Experiment, folder: Path, tell: Callable[[dict[str, Any]], None]) -> Experiment:
+    """The configuration a run is resumed under; what was asked for beyond it is said to be ignored."""
+    from deploy.local import stored_experiment
+
+    stored = stored_experiment(folder)
+    if ignored := given.differences(stored.public()):
+        text = "; ".join(line.replace("at the parameter server", "in the run folder") for line in ignored)
+        tell({"event": "warning", "message": f"a resumed run keeps its configuration, ignored: {text}"})
+    return stored
+
+
+def _ids(text: str, clients: int) -> list[int]:
+    """``0-29,31`` as a sorted list.
+
+    Raises
+    ------
+    ConfigError
+        Not that form, an id twice, or one that is not on the roster.
+    """
+    from common.errors import ConfigError
+
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"--ids {text!r}: expected numbers and ranges, for instance 0-29,31")
+        begin, end = int(first), int(last) if dash else int(first)
+        if not begin <= end < clients:
+            raise ConfigError(f"--ids {text!r}: {part.strip()} is not within the roster, 0 to {clients - 1}")
+        found += range(begin, end + 1)
+    if len(set(found)) != len(found):
+        raise ConfigError(f"--ids {text!r}: an id is named twice")
+    return sorted(found)
+
+
+def _tokens(path: Path, ids: list[int]) -> dict[int, str]:
+    """The join tokens of these identities.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, is not a JSON object of strings, or lacks one.
+    """
+    import json
+
+    from common.errors import ConfigError
+
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"--tokens {path}: cannot be read ({problem}); expected a JSON file") from None
+    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
+        raise ConfigError(f'--tokens {path}: expected {{"0": "token", …}}')
+    if missing := [str(client_id) for client_id in ids if str(client_id) not in stored]:
+        raise ConfigError(f"--tokens {path}: no token of {', '.join(missing[:10])}{' …' if missing[10:] else ''}")
+    return {client_id: stored[str(client_id)] for client_id in ids}
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C is an ending with a status of its own, not a traceback."""
+    from common.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C") from None
+
+
+def _take_part(take_part: Callable[[], Outcome]) -> None:
+    from deploy.logs import log_to_stderr
+
+    log_to_stderr()
+    with _interruptible():
+        outcome = take_part()
+    typer.echo(f"the run has ended: {outcome.status}: {outcome.message}", err=True)
+    raise typer.Exit(_exit_code(outcome.status))
+
+
+def _exit_code(status: str) -> int:
+    """That of the run's status; 0 for a client that came when the run was over already."""
+    from common.errors import exit_code_of
+
+    return 0 if status == "over" else exit_code_of(status)
+
+
+def _conclude(ending: Ending, source: str, *, as_json: bool, quiet: bool) -> None:
+    """Print what came out, and exit with the status's code."""
+    import json
+
+    if as_json:
+        facts = {"status": ending.status, "message": ending.message, "run_dir": str(ending.run_dir)}
+        typer.echo(json.dumps(facts if ending.summary is None else ending.summary, indent=2))
+    elif ending.summary is not None and not quiet:
+        from rich.console import Console
+
+        from deploy.results import render_summary
+
+        Console().print(render_summary(ending.summary))
+    if ending.status != "completed":
+        typer.echo(f"error: {ending.status}: {ending.message}", err=True)
+        if ending.status in ("interrupted", "quorum_lost", "failed") and (ending.run_dir / "run.sqlite").exists():
+            typer.echo(f"go on with: byzuldp run {source} --resume --run-dir {ending.run_dir}", err=True)
+    raise typer.Exit(_exit_code(ending.status))
+
+
+if __name__ == "__main__":
+    main()

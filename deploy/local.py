@@ -73,6 +73,7 @@ def run_locally(
     elif (run_dir / "experiment.json").exists() or (run_dir / "run.sqlite").exists():
         raise RunFolderExists(f"{run_dir}: holds a run already; continue it with --resume, or choose another --run-dir")
     refuse_insecure(parse_address(experiment.network.address), insecure=experiment.network.insecure)
+    began_at = time.monotonic()
     context = child_context(start_method)  # as early as possible: it imports while we go on
     try:
         (run_dir / "operator" / "logs").mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,10 @@ def run_locally(
         leave_deadline_s=experiment.network.leave_deadline_s,
     )
     status, message = supervisor.run()
-    summary = _final_summary(run_dir, status, message) if supervisor.summed_up else None
+    summary = None
+    if supervisor.summed_up:
+        known = {"startup_s": supervisor.startup_s, "seconds": time.monotonic() - began_at}
+        summary = _final_summary(run_dir, {"status": status, "message": message, **known})
     return Ending(status, message, run_dir, summary)
 
 
@@ -148,17 +152,17 @@ def assign(
     return parts
 
 
-def _final_summary(run_dir: Path, status: str, message: str) -> dict[str, Any]:
-    """The parameter server's summary. Where the launcher knows better why the run ended, it says so there too."""
+def _final_summary(run_dir: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameter server's summary, with what the launcher knows better: how long it all took, and why a run ended
+    that the launcher ended."""
     path = run_dir / "summary.json"
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise StoreDamaged(f"{path}: cannot be read ({problem})") from None
-    if summary.get("status") != status:
-        summary |= {"status": status, "message": message}
-        new = path.with_suffix(".new")
-        with contextlib.suppress(OSError):
-            new.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-            os.replace(new, path)
+    summary |= known
+    new = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        new.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        os.replace(new, path)
     return summary

@@ -115,6 +115,11 @@ class Supervisor:
         As :func:`deploy.local.assign` made them: the check, the parameter server, then its peers.
     leave_deadline_s
         How long the parameter server waits for clients to hear the run's end.
+
+    Attributes
+    ----------
+    startup_s
+        Seconds from the beginning to the first round's opening; None before.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class Supervisor:
         *,
         leave_deadline_s: float,
     ) -> None:
+        self.startup_s: float | None = None
         self._check, self._server, *self._peers = assignments
         self._run_dir, self._onlooker, self._context = run_dir, onlooker, context
         self._leave_deadline_s = leave_deadline_s
@@ -133,7 +139,8 @@ class Supervisor:
         self._ps: _Child | None = None
         self._address = ""
         self._wiretap: str | None = None
-        self._rounds_begun = self._kill = False
+        self._kill = False
+        self._began_at = time.monotonic()
         self._stop_asked_at: float | None = None
         self._ends_by = math.inf
         self._wake = -1
@@ -257,7 +264,8 @@ class Supervisor:
             case "listening":
                 self._address, self._wiretap = str(event["address"]), event.get("wiretap")
             case "round":
-                self._rounds_begun = True
+                if self.startup_s is None:
+                    self.startup_s = time.monotonic() - self._began_at - float(event["latency_s"])
             case "end":
                 self._ends_by = time.monotonic() + EVALUATE_DEADLINE_S
         self._onlooker.show(event)
@@ -280,7 +288,7 @@ class Supervisor:
         if stopping:
             raise _Over("interrupted", "stopped before the parameter server was ready")
         # A peer refused for what was asked of it: waiting for the others would not help.
-        is_peer, hopeless = child.role in ("client", "adversary"), child.how == "failed" and not self._rounds_begun
+        is_peer, hopeless = child.role in ("client", "adversary"), child.how == "failed" and self.startup_s is None
         if child.outcome is not None and child.how == "failed" and (hopeless or not is_peer):
             raise _Over(child.outcome["status"], child.describe_end() if is_peer else child.outcome["message"])
         if not is_peer:

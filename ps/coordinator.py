@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from common.config import Experiment
-from common.errors import ByzULDPError, StoreProblem
+from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem
 from common.rpc.frames import tensor_frames
 from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
@@ -105,12 +105,13 @@ class Coordinator:
         try:
             committed, segments = await asyncio.get_running_loop().run_in_executor(thread, self.maker.make, closing)
         except ByzULDPError as problem:
-            self._carry_out(self.rounds.stop(problem.status, str(problem), self._now(), at_once=True))
+            status = problem.status if isinstance(problem, RunEnded) else RunFailed.status
+            self._carry_out(self.rounds.stop(status, str(problem), self._now(), at_once=True))
             return
         except Exception as defect:  # whatever happens, the run ends with a status and its clients are told
             log.exception("round %d could not be made", closing.round_id)
             message = f"round {closing.round_id} could not be made: {defect!r}"
-            self._carry_out(self.rounds.stop("failed", message, self._now(), at_once=True))
+            self._carry_out(self.rounds.stop(RunFailed.status, message, self._now(), at_once=True))
             return
         publishing_at = time.perf_counter()
         self._publish(committed)
@@ -247,6 +248,18 @@ class Coordinator:
             changed.set()
 
     # ---------------------------------------------------------------- what arrives
+
+    def join(self, request: pb.JoinRequest) -> bytes:
+        """A member joins; a momentum that its older incarnation was still sending is dropped.
+
+        Raises
+        ------
+        Refused
+            See :meth:`ps.membership.Membership.join`.
+        """
+        incarnation = self.members.join(request)
+        self.inbox.expel(request.client_id)
+        return incarnation
 
     def arrived(self, client_id: int, round_id: int) -> None:
         """A momentum is complete in the inbox; whoever sent it is alive."""

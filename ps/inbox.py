@@ -165,6 +165,10 @@ class Inbox:
         if row.writer is writer:
             row.writer = None
 
+    def expel(self, client_id: int) -> None:
+        """Whoever is writing this row is fenced out: the row is free for a new incarnation."""
+        self._rows[client_id].writer = None
+
     def digest_of(self, client_id: int) -> bytes | None:
         """The digest of an identity's complete momentum, or None."""
         return self._rows[client_id].digest

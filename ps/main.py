@@ -242,15 +242,20 @@ class _Run:
             report=self.report,
             evaluate=evaluate,
         )
+        max_rpcs = (
+            4 * self.mechanism.num_clients + 64
+        )  # a stream, a pull and a push of everyone, and room for strangers
         public = json.dumps(experiment.public(), sort_keys=True)
         service = handlers(PARAMETER_SERVER, ParameterServerService(coordinator, public))
-        server, port = _bind(address, service, network.chunk_bytes)
+        server, port = _bind(address, service, network.chunk_bytes, max_rpcs)
         servers, tap_address = [server], None
         doctor = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(doctor, server)
         if experiment.attack.knowledge == "omniscient" and experiment.num_adversaries:
             tap = WiretapService(coordinator, experiment.honest_ids, experiment.adversary_ids)
-            tap_server, tap_port = _bind(Address(address.host, 0), handlers(WIRETAP, tap), network.chunk_bytes)
+            tap_server, tap_port = _bind(
+                Address(address.host, 0), handlers(WIRETAP, tap), network.chunk_bytes, max_rpcs
+            )
             servers.append(tap_server)
             tap_address = str(Address(address.host, tap_port))
         for item in servers:
@@ -346,8 +351,10 @@ class _Run:
         save_file(self.task.model.state_dict_from(theta), self.store.folder / "public" / MODEL_FILE)
 
 
-def _bind(address: Address, service: grpc.GenericRpcHandler, chunk_bytes: int) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=server_options(chunk_bytes))
+def _bind(
+    address: Address, service: grpc.GenericRpcHandler, chunk_bytes: int, max_rpcs: int
+) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=server_options(chunk_bytes), maximum_concurrent_rpcs=max_rpcs)
     server.add_generic_rpc_handlers((service,))
     try:
         port = server.add_insecure_port(str(address))

@@ -141,8 +141,10 @@ class Membership:
         Raises
         ------
         Refused
-            One of the callers is not a member; see :meth:`check`.
+            There are no callers, or one of them is not a member; see :meth:`check`.
         """
+        if not callers:
+            raise Refused(pb.MALFORMED, "an Attend stream names the identities attending, at least one")
         for caller in callers:
             self.check(caller, even_when_over=True)
         attendance = Attendance({caller.client_id: caller.incarnation for caller in callers})
@@ -162,14 +164,16 @@ class Membership:
 
     def seen(self, client_id: int) -> None:
         """A member's momentum is a sign of life too."""
-        member = self.roster.members[client_id]
-        self.roster.heartbeat(client_id, member.incarnation, self._clock())
+        member = self.roster.members.get(client_id)  # None: it has left since
+        if member is not None:
+            self.roster.heartbeat(client_id, member.incarnation, self._clock())
 
     def detach(self, attendance: Attendance) -> None:
         """A process's stream ended; its members are dead unless they come back soon."""
         self._attendances.discard(attendance)
         for client_id, incarnation in attendance.callers.items():
             self.roster.lost(client_id, incarnation, self._clock())
+        self._live_changed()  # not yet, but the next tick is due earlier now
 
     def leave(self, caller: pb.Caller) -> None:
         """A member goes, in good order.

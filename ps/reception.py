@@ -54,10 +54,12 @@ class Reception:
         writer = self._begin(header)
         try:
             while True:
-                self._write(writer, frame, header.round_id)
+                self._write(writer, frame)
                 if frame.trailer is not None:
                     return await self._complete(writer, frame.trailer, header.round_id)
                 frame = await self._next()
+        except RowError as problem:
+            raise self._as_refusal(problem, header) from None
         finally:
             self._inbox.abandon(writer)
 
@@ -88,23 +90,17 @@ class Reception:
                 raise Refused(pb.ROW_BUSY, f"client {header.caller.client_id}: {problem}") from None
             raise _late(header.round_id) from None
 
-    def _write(self, writer: Writer, frame: Frame[pb.MomentumHeader], round_id: int) -> None:
+    def _write(self, writer: Writer, frame: Frame[pb.MomentumHeader]) -> None:
         self._ps.count_bytes(up=len(frame.payload))
         if len(frame.payload):
-            try:
-                self._inbox.write(writer, frame.offset, frame.payload)
-            except RowError as problem:
-                raise _as_refusal(problem, round_id) from None
+            self._inbox.write(writer, frame.offset, frame.payload)
 
     async def _complete(self, writer: Writer, trailer: pb.Trailer, round_id: int) -> pb.Accepted:
         if self._inbox.row_bytes > LONG_ROW_BYTES:
             found = await asyncio.get_running_loop().run_in_executor(None, self._inbox.digest, writer)
         else:
             found = self._inbox.digest(writer)
-        try:
-            outcome = self._inbox.complete(writer, trailer.element_count, trailer.sha256, found)
-        except RowError as problem:
-            raise _as_refusal(problem, round_id) from None
+        outcome = self._inbox.complete(writer, trailer.element_count, trailer.sha256, found)
         non_finite = outcome is Outcome.NON_FINITE
         if non_finite:
             self._ps.count("non_finite", writer.client_id)
@@ -135,10 +131,14 @@ class Reception:
             raise Refused(pb.MALFORMED, frame.reason)
         return frame
 
-
-def _as_refusal(problem: RowError, round_id: int) -> Refused:
-    kind = _REFUSALS.get(problem.reason)
-    return _late(round_id) if kind is None else Refused(kind, str(problem))
+    def _as_refusal(self, problem: RowError, header: pb.MomentumHeader) -> Refused:
+        if problem.reason in _REFUSALS:
+            return Refused(_REFUSALS[problem.reason], str(problem))
+        try:
+            self._ps.members.check(header.caller)  # fenced out by a newer incarnation, or by the run's end?
+        except Refused as refused:
+            return refused
+        return _late(header.round_id)
 
 
 def _late(round_id: int) -> Refused:

@@ -45,7 +45,7 @@ class ParameterServerService:
             whole = _intact(request)
             reply.joined.CopyFrom(
                 pb.Joined(
-                    incarnation=self._members.join(whole),
+                    incarnation=self._ps.join(whole),
                     run_id=self._ps.store.run_id,
                     next_round=self._ps.rounds.round_id,
                     heartbeat_s=self._network.heartbeat_s,
@@ -84,7 +84,7 @@ class ParameterServerService:
                 telling = asyncio.create_task(attendance.events.get())
                 await asyncio.wait({telling, listening}, return_when=asyncio.FIRST_COMPLETED)
                 if not telling.done():
-                    return
+                    return listening.result()
                 await context.write(telling.result())
                 if telling.result().HasField("run_finished"):
                     break
@@ -96,18 +96,19 @@ class ParameterServerService:
                 telling.cancel()
 
     async def _listen(self, attendance: Attendance, requests: Attending) -> None:
-        """Heartbeats and errors, until the stream ends, breaks, or falls silent."""
+        """Heartbeats and errors, until the stream ends or falls silent; refused when it breaks the protocol."""
         while True:
             try:
                 async with asyncio.timeout(self._network.liveness_s):
                     request = await anext(requests, None)
             except TimeoutError:
                 return
-            if request is None or isinstance(request, Malformed):
+            if request is None:
                 return
+            whole = _intact(request)
             self._members.heartbeat(attendance)
-            if request.HasField("error"):
-                self._ps.client_error(attendance, request.error)
+            if whole.HasField("error"):
+                self._ps.client_error(attendance, whole.error)
 
     async def PullModel(self, request: pb.PullModelRequest | Malformed, context: Context) -> None:  # noqa: N802
         try:

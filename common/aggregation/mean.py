@@ -40,7 +40,7 @@ class Mean(SumRule):
 
     def sum_of_kept(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu":
+            # numpy's sums start at 0.0; here adding it makes 0.0 of -0.0, whose sign would depend on the order of rows
             return x.sum(dim=0, dtype=torch.float64).add_(0.0)
         with np.errstate(invalid="ignore"):  # inf - inf
-            # Adding 0.0 turns -0.0 into 0.0: otherwise the sign of a zero would depend on the order of rows.
-            return torch.from_numpy(x.numpy().sum(axis=0, dtype=np.float64) + 0.0)
+            return torch.from_numpy(x.numpy().sum(axis=0, dtype=np.float64))

@@ -74,7 +74,6 @@ def _sum_on_cpu(x: np.ndarray, f: int) -> np.ndarray:
             if np.isnan(kept[:, -1]).any():
                 kept[np.isnan(kept)] = np.inf
             kept.sum(axis=1, dtype=np.float64, out=total[start : start + _COLUMNS])
-    total += 0.0  # -0.0 becomes 0.0: otherwise the sign of a zero would depend on the order of rows
     return total
 
 
@@ -86,4 +85,4 @@ def _sum_on_device(x: Tensor, f: int) -> Tensor:
         block = x[:, start : start + columns].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         kept = block.sort(dim=0).values[f : n - f]
         total[start : start + columns] = kept.sum(dim=0, dtype=torch.float64)
-    return total.add_(0.0)
+    return total.add_(0.0)  # as numpy's sums do: of -0.0 it makes 0.0, or the sign would depend on the order of rows

@@ -6,8 +6,9 @@ from common.rpc.v1.parameter_server_pb2 import Refusal, RefusalKind
 
 __all__ = ["REJOIN", "Refused", "kind_name", "refusal"]
 
-REJOIN = frozenset((RefusalKind.NOT_A_MEMBER,))
-"""Refusals after which a client joins anew, as after a restart of the parameter server."""
+REJOIN = frozenset((RefusalKind.NOT_A_MEMBER, RefusalKind.ROW_BUSY))
+"""Refusals after which a client joins anew: the parameter server has restarted, or still listens to a stream of ours
+that broke (a new incarnation takes its row over)."""
 
 
 class Refused(Exception):

@@ -113,6 +113,11 @@ def test_a_rules_own_parameters_are_kept_apart():
     assert section.parameters == {"radius": 2.0}
 
 
+@pytest.mark.parametrize(("section", "key"), [("aggregation", "num_byzantine"), ("attack", "seed")])
+def test_a_key_that_is_set_elsewhere_is_no_parameter_of_a_rule_or_an_attack(section, key):
+    assert f"{key} is set elsewhere" in refusal(**{section: {key: 1}})
+
+
 def test_a_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         built().training.rounds = 9
@@ -169,7 +174,7 @@ def test_a_difference_is_told_by_key_and_both_values():
 def test_privacy_without_a_clip_norm_is_refused():
     tree = {**MINIMAL, "privacy": {"epsilon": 1.0}}
     tree["training"] = {"rounds": 1, "clip_norm": None}
-    with pytest.raises(ConfigError, match="privacy.epsilon needs training.clip_norm"):
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon needs training\.clip_norm"):
         experiment_from(tree)
 
 

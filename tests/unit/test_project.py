@@ -32,7 +32,7 @@ def test_exit_codes_and_statuses_are_unique():
 
 def test_the_public_names_of_the_error_tree_are_all_its_names():
     own = [name for name, value in vars(errors).items() if getattr(value, "__module__", "") == errors.__name__]
-    assert sorted(own) == sorted(name for name in errors.__all__ if name not in {"Iterator"})
+    assert sorted(own) == errors.__all__
 
 
 def test_every_refusal_is_explained_in_the_protocols_document():
