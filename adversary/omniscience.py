@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import grpc
 import torch
 
-from common.errors import AttackError
+from common.errors import AttackError, ServerUnreachable
 from common.rpc.methods import WiretapStub
 from common.rpc.options import channel_options
 from common.rpc.refusals import kind_name
@@ -17,6 +17,8 @@ from common.rpc.v1 import parameter_server_pb2 as pb
 from common.rpc.v1 import wiretap_pb2 as tap
 
 __all__ = ["Omniscient"]
+
+RETRY_S = 0.2
 
 
 class Omniscient:
@@ -49,7 +51,27 @@ class Omniscient:
         ------
         AttackError
             The wiretap refuses.
+        ServerUnreachable
+            It does not answer.
         """
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._wait_s
+        while True:
+            try:
+                rows = await self._tap(round_id)
+            except grpc.aio.AioRpcError as problem:
+                # When the whole server has gone, the exchange notices, and cancels this.
+                if loop.time() > give_up:
+                    raise ServerUnreachable(
+                        f"no answer from the wiretap at {self._address} for {self._wait_s:.0f} s: {problem.details()}"
+                    ) from None
+                await asyncio.sleep(RETRY_S)
+                continue
+            if rows is not None:
+                return torch.stack(rows) if rows else own
+
+    async def _tap(self, round_id: int) -> list[torch.Tensor] | None:
+        """The honest momenta of a round: none of them when it is over, None when they are not there yet."""
         caller = next(iter(self._callers().values()))
         rows: list[torch.Tensor] = []
         async with grpc.aio.insecure_channel(self._address, options=channel_options(self._chunk_bytes)) as channel:
@@ -62,17 +84,18 @@ class Omniscient:
                     header, row = await receive_tensor(
                         frames, self._num_parameters, lambda header: header.tapped.element_count
                     )
-                    if header.HasField("refusal"):
-                        raise AttackError(
-                            f"the wiretap refuses: {kind_name(header.refusal.kind)}: {header.refusal.message}"
-                        )
-                    if row is None:
-                        break
-                    rows.append(torch.from_numpy(row))
-            except Incomplete:
-                pass  # the stream's end
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0)  # the server is going; the exchange will notice
+                    match header.WhichOneof("outcome"):
+                        case "tapped" if row is not None:
+                            rows.append(torch.from_numpy(row))
+                        case "refusal":
+                            raise AttackError(
+                                f"the wiretap refuses: {kind_name(header.refusal.kind)}: {header.refusal.message}"
+                            )
+                        case "not_yet" if header.not_yet.round_id == round_id:
+                            return None
+                        case _:
+                            return []
+            except Incomplete:  # the stream's end
+                return rows
             finally:
                 call.cancel()
-        return torch.stack(rows) if rows else own

@@ -136,7 +136,7 @@ class Exchange:
                 except _Rejoin as reason:
                     log.info("joining again: %s", reason)
                 except grpc.aio.AioRpcError as problem:
-                    log.info("the parameter server does not answer: %s", problem.code().name)
+                    log.info("the parameter server does not answer: %s: %s", problem.code().name, problem.details())
                 if self._alive_at > alive_before:
                     backoff = FIRST_BACKOFF_S
                 if loop.time() - self._alive_at > self._network.server_gone_s:

@@ -46,6 +46,14 @@ def _finite(value: float) -> float:
 Number = Annotated[float, AfterValidator(_finite)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 Fraction01 = Annotated[float, Field(ge=0, lt=1), AfterValidator(_finite)]
+NonNegative = Annotated[float, Field(ge=0), AfterValidator(_finite)]
+
+
+def _none(value: Any) -> Any:
+    """TOML has no null: "none" stands for it."""
+    return None if value == "none" else value
+
+
 ScheduleField = Annotated[Schedule, BeforeValidator(parse_schedule)]
 
 
@@ -80,6 +88,9 @@ class Federation(_Section):
     byzantine: int = Field(default=0, ge=0, description="f: how many Byzantine identities the PS tolerates")
     clients_per_process: int = Field(default=1, ge=1, description="logical clients held by one client process")
     quorum: int | None = Field(default=None, ge=1, description="answers a round needs; default max(2f + 1, 0.8 n)")
+    weights: Literal["equal", "samples"] | tuple[NonNegative, ...] = Field(
+        default="equal", description="public weight of each identity, for rules that take weights; or sample counts"
+    )
 
     @model_validator(mode="after")
     def _quorum_fits(self) -> Federation:
@@ -87,6 +98,10 @@ class Federation(_Section):
             raise ValueError(f"byzantine = {self.byzantine} must be smaller than clients = {self.clients}")
         if self.quorum is not None and self.quorum > self.clients:
             raise ValueError(f"quorum = {self.quorum} exceeds clients = {self.clients}")
+        if isinstance(self.weights, tuple) and len(self.weights) != self.clients:
+            raise ValueError(
+                f"weights has {len(self.weights)} entries: expected one for each of {self.clients} clients"
+            )
         return self
 
     @property
@@ -111,9 +126,14 @@ class Training(_Section):
     rounds: int = Field(ge=1, le=10_000_000, description="T")
     batch_size: int = Field(default=20, ge=1)
     learning_rate: Positive = Field(default=0.1, description="η")
-    clip_norm: Positive | None = Field(default=1.0, description="C: L2 norm a client's gradient is clipped to")
+    clip_norm: Annotated[Positive | None, BeforeValidator(_none)] = Field(
+        default=1.0, description="C: L2 norm a client's gradient is clipped to; 'none' for no clipping"
+    )
     client_momentum: Fraction01 = Field(default=0.9, description="α")
-    server_momentum: Fraction01 = Field(default=0.9, description="β, on the released aggregate")
+    server_momentum: Fraction01 = Field(default=0.9, description="β")
+    server_momentum_form: Literal["outside", "inside"] = Field(
+        default="outside", description="on the released aggregate, or inside the rule as in the paper"
+    )
     schedule: ScheduleSection = ScheduleSection()
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="where the PS aggregates")
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -147,6 +167,12 @@ class Privacy(_Section):
     epsilon: Positive | None = None
     delta: float = Field(default=1e-5, gt=0, lt=1)
     calibration: Literal["exact", "renyi"] = "exact"
+    premise: Literal["independent", "strict"] = Field(
+        default="independent", description="strict: the claim holds even if adversaries read honest momenta"
+    )
+    round_timing: Literal["adaptive", "fixed"] = Field(
+        default="adaptive", description="fixed: rounds close and publish on a public schedule"
+    )
     noise_seed: int | None = Field(default=None, ge=0, description="research only: marks the run not private")
 
 
@@ -193,6 +219,8 @@ class Network(_Section):
     throughput_floor: Positive = Field(default=1e6, description="bytes/s; lengthens the round deadline of big models")
     grace_factor: Positive = Field(default=1.0, description="after the quorum answered: wait this multiple of its time")
     grace_floor_s: Positive = Field(default=0.5, description="the grace is at least this long")
+    round_period_s: Positive = Field(default=10.0, description="round_timing = fixed: from one model to the next")
+    publish_margin_s: Positive = Field(default=2.0, description="round_timing = fixed: of which to make the model")
     quorum_deadline_s: Positive = Field(default=60.0, description="below the quorum, after the deadline, give up")
     rpc_deadline_s: Positive = Field(default=30.0, description="of a short call")
     heartbeat_s: Positive = 1.0
@@ -229,8 +257,23 @@ class Experiment(_Section):
             )
         if self.data.deal_to == "honest" and self.num_adversaries == self.federation.clients:
             raise ValueError('data.deal_to = "honest" needs at least one honest client')
-        if self.privacy.epsilon is not None and self.training.clip_norm is None:
-            raise ValueError("privacy.epsilon needs training.clip_norm: the sensitivity is a multiple of it")
+        privacy, network = self.privacy, self.network
+        if privacy.round_timing == "fixed":
+            if privacy.epsilon is None:
+                raise ValueError('privacy.round_timing = "fixed" is for private runs: set privacy.epsilon')
+            if network.publish_margin_s >= network.round_period_s:
+                raise ValueError(
+                    f"network.publish_margin_s = {network.publish_margin_s:g} must be smaller than "
+                    f"network.round_period_s = {network.round_period_s:g}"
+                )
+        if privacy.premise == "strict":
+            if privacy.round_timing != "fixed":
+                raise ValueError('privacy.premise = "strict" needs privacy.round_timing = "fixed"')
+            if self.num_adversaries > self.federation.byzantine:
+                raise ValueError(
+                    f'privacy.premise = "strict" covers f = {self.federation.byzantine} adversaries, not '
+                    f"{self.num_adversaries}"
+                )
         return self
 
     @property

@@ -126,9 +126,10 @@ def check(assignment: Assignment, report: Report) -> tuple[str, str]:
         prepare_dataset(
             experiment.data.dataset, experiment.data.root, lambda text: report({"event": "note", "message": text})
         )
-    mechanism_of(experiment)
+    task = build_task(experiment)
+    mechanism_of(experiment, task)
     device_of(experiment.training.device)
-    deal_experiment(experiment, build_task(experiment).dataset.train.labels)
+    deal_experiment(experiment, task.dataset.train.labels)
     if experiment.num_adversaries:
         from adversary.main import attack_of
 

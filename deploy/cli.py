@@ -109,14 +109,13 @@ def ps(
     """Start the parameter server alone; join tokens are written to operator/join_tokens.json in the run folder."""
     from deploy.display import open_display
     from deploy.local import Ending
-    from deploy.logs import log_to_stderr
+    from deploy.logs import forward_warnings
 
     overrides = [*(set_ or ()), *([f'network.address="{address}"'] if address is not None else ())]
     configuration = _configuration(experiment, overrides, insecure=insecure)
     folder = _run_dir(experiment, run_dir, resume)
-    if not quiet:
-        log_to_stderr()
     with open_display(_name(experiment), configuration.training.rounds, quiet=quiet, style="lines") as display:
+        forward_warnings(display.show)
         if resume:
             configuration = _stored(configuration, folder, display.show)
         display.show({"event": "note", "message": "loading PyTorch"})

@@ -18,7 +18,7 @@ from common.config import Experiment
 from common.learning.task import Task, build_task, single_threaded
 from common.noise import SecureGaussian, SeededGaussian
 from ps.main import device_of, mechanism_of
-from ps.update import ServerState, advance, initial_state, release
+from ps.update import ServerState, Shift, advance, context_of, initial_state, release
 
 __all__ = ["SimulatedRound", "simulate"]
 
@@ -42,7 +42,7 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
     """
     single_threaded()
     task = task or build_task(experiment)
-    _, mechanism = mechanism_of(experiment)
+    _, mechanism = mechanism_of(experiment, task)
     device = device_of(experiment.training.device)
     n, d = experiment.federation.clients, task.num_parameters
     mechanism.rule.prepare(n, d, device)
@@ -72,8 +72,11 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
             for client_id, row in zip(byzantine, sent, strict=True):
                 receive(client_id, row)
         noise = draw(round_id) if draw is not None else None
-        released = release(mechanism, rows.to(device), range(n), noise)
-        state = advance(state, released, learning_rate(round_id), server_momentum(round_id))
+        beta = server_momentum(round_id)
+        shift = Shift(beta, state.momentum) if mechanism.inside else None
+        context = context_of(mechanism, state, experiment.training.seed)
+        released = release(mechanism, rows.to(device), range(n), noise, context, shift)
+        state = advance(state, released, learning_rate(round_id), 0.0 if mechanism.inside else beta)
         yield SimulatedRound(round_id, state.theta, task)
 
 

@@ -256,7 +256,7 @@ class Supervisor:
             self._heard_from_server(event)
         elif event["event"] == "note":
             self._onlooker.show(event)
-        elif event["event"] == "warning":
+        elif event["event"] == "warning" and self._stop_asked_at is None:  # after that they are a matter of course
             self._onlooker.show({**event, "message": f"{child.name}: {event.get('message')}"})
 
     def _heard_from_server(self, event: Event) -> None:

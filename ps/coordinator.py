@@ -69,7 +69,8 @@ class Coordinator:
     ) -> None:
         network = experiment.network
         self.experiment, self.store, self.inbox, self.maker = experiment, store, inbox, maker
-        self.rounds = Rounds(policy_of(experiment, inbox.row_bytes), start_round=store.latest().round_id)
+        policy = policy_of(experiment, inbox.row_bytes, maker.mechanism.rule.minimum_clients)
+        self.rounds = Rounds(policy, start_round=store.latest().round_id)
         roster = Roster(
             range(experiment.federation.clients),
             liveness_s=network.liveness_s,
@@ -113,11 +114,24 @@ class Coordinator:
             message = f"round {closing.round_id} could not be made: {defect!r}"
             self._carry_out(self.rounds.stop(RunFailed.status, message, self._now(), at_once=True))
             return
+        await self._public_time(closing)
         publishing_at = time.perf_counter()
         self._publish(committed)
         self._carry_out(self.rounds.published(committed.round_id, self._now()))
         publish_s = time.perf_counter() - publishing_at
         self._record(closing, {"collect": collect_s, **segments, "publish": publish_s})
+
+    async def _public_time(self, closing: CloseRound) -> None:
+        """On a public schedule, hold a model back until its time; one that is late says so."""
+        due = self.rounds.publish_at
+        if due is not None:
+            if self._now() > due:
+                log.warning(
+                    "round %d was published %.2f s behind the public schedule; raise network.publish_margin_s",
+                    closing.round_id,
+                    self._now() - due,
+                )
+            await asyncio.sleep(due - self._now())
 
     def stop(self, status: str, message: str) -> None:
         """End the run in good order; a round that is being made is still published."""
@@ -295,17 +309,19 @@ def _best_effort() -> Iterator[None]:
         log.warning("not recorded: %s", problem)
 
 
-def policy_of(experiment: Experiment, model_bytes: int) -> RoundPolicy:
-    """When rounds open, close and give up, as configured."""
+def policy_of(experiment: Experiment, model_bytes: int, rule_needs: int) -> RoundPolicy:
+    """When rounds open, close and give up, as configured; the quorum is never below what the rule needs."""
     federation, network = experiment.federation, experiment.network
     return RoundPolicy(
         num_clients=federation.clients,
         num_byzantine=federation.byzantine,
-        quorum=federation.needed,
+        quorum=max(federation.needed, rule_needs),
         rounds=experiment.training.rounds,
         join_deadline_s=network.join_deadline_s,
         round_deadline_s=network.deadline_of_round(model_bytes, federation.clients),
         grace_factor=network.grace_factor,
         grace_floor_s=network.grace_floor_s,
         quorum_deadline_s=network.quorum_deadline_s,
+        period_s=network.round_period_s if experiment.privacy.round_timing == "fixed" else None,
+        margin_s=network.publish_margin_s,
     )

@@ -8,7 +8,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from common.aggregation import make_rule
 from common.config import Experiment
 from common.errors import AddressUnavailable, ConfigError, StoreDamaged
+from common.learning.partitions import deal_experiment
 from common.learning.task import Task, build_task, single_threaded
 from common.noise import NoiseAhead, SecureGaussian, SeededGaussian
 from common.rpc.addresses import Address, parse_address, refuse_insecure
@@ -83,7 +84,7 @@ def run_parameter_server(
         refuse_insecure(address, insecure=experiment.network.insecure)
         single_threaded()
         task = build_task(experiment)
-        budget, mechanism = mechanism_of(experiment)
+        budget, mechanism = mechanism_of(experiment, task)
         if resume:
             ledger = Ledger.restored((text, head) for _, text, head in store.ledger_rows())
             _refuse_other_mechanism(ledger, experiment, mechanism)
@@ -98,7 +99,7 @@ def run_parameter_server(
         return _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, report, started_at).serve(address)
 
 
-def mechanism_of(experiment: Experiment) -> tuple[Budget | None, Mechanism]:
+def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mechanism]:
     """The budget and the release mechanism an experiment asks for.
 
     Raises
@@ -113,6 +114,8 @@ def mechanism_of(experiment: Experiment) -> tuple[Budget | None, Mechanism]:
         folders=experiment.folders,
         **experiment.aggregation.parameters,
     )
+    if federation.weights != "equal":
+        rule = rule.with_weights(_weights(experiment, task))
     budget = (
         None
         if privacy.epsilon is None
@@ -124,8 +127,28 @@ def mechanism_of(experiment: Experiment) -> tuple[Budget | None, Mechanism]:
         num_byzantine=federation.byzantine,
         clip_norm=training.clip_norm,
         noise_multiplier=0.0 if budget is None else budget.noise_multiplier,
+        strict=privacy.premise == "strict",
+        inside=training.server_momentum_form == "inside",
     )
     return budget, mechanism
+
+
+def premises_for(experiment: Experiment) -> tuple[str, ...]:
+    """What the experiment's privacy claim rests on."""
+    privacy = experiment.privacy
+    return premises_of(strict=privacy.premise == "strict", round_timing=privacy.round_timing)
+
+
+def _weights(experiment: Experiment, task: Task) -> Sequence[float]:
+    """One public weight per identity: as configured, or the number of samples each was dealt."""
+    if isinstance(experiment.federation.weights, tuple):
+        return experiment.federation.weights
+    if experiment.data.partition == "local":
+        raise ConfigError(
+            'federation.weights = "samples" needs data that is dealt: with data.partition = "local" list the counts'
+        )
+    shares = deal_experiment(experiment, task.dataset.train.labels)
+    return [float(len(shares[client_id])) for client_id in range(experiment.federation.clients)]
 
 
 def device_of(name: str) -> torch.device:
@@ -156,11 +179,11 @@ def _begin(
         rounds=experiment.training.rounds,
         calibration=experiment.privacy.calibration,
         noise_multiplier=mechanism.noise_multiplier,
-        sensitivity=mechanism.charged_sensitivity(task.num_parameters) if mechanism.projects else 0.0,
+        sensitivity=_fixed_sensitivity(mechanism, task.num_parameters),
         num_clients=mechanism.num_clients,
         num_byzantine=mechanism.num_byzantine,
         rule=mechanism.rule.name,
-        premises=premises_of(),
+        premises=premises_for(experiment),
         at=time.time(),
     )
     store, _ = RunStore.create(
@@ -172,6 +195,13 @@ def _begin(
         theta=task.model.parameters_flat().numpy().copy(),
     )
     return store, Ledger.opened(genesis)
+
+
+def _fixed_sensitivity(mechanism: Mechanism, num_parameters: int) -> float | None:
+    """S of every round; None where it follows what was released before (server momentum inside the rule)."""
+    if not mechanism.private:
+        return 0.0
+    return None if mechanism.inside else mechanism.charged_sensitivity(num_parameters)
 
 
 def _refuse_other_mechanism(ledger: Ledger, experiment: Experiment, mechanism: Mechanism) -> None:
@@ -319,6 +349,7 @@ class _Run:
                 delta=experiment.privacy.delta,
                 wiretap=experiment.attack.knowledge == "omniscient" and experiment.num_adversaries > 0,
                 noise_secret=experiment.privacy.noise_seed is None,
+                premises=premises_for(experiment),
             ),
             rounds=self.store.rounds(),
             evaluations=self.store.evaluations(),

@@ -18,7 +18,7 @@ from ps.inbox import Inbox
 from ps.privacy.ledger import Budget, Ledger, LedgerEntry
 from ps.rounds import CloseRound
 from ps.store import CommittedRound, PreparedRound, RunStore
-from ps.update import Mechanism, ServerState, advance, release
+from ps.update import Mechanism, ServerState, Shift, advance, context_of, release
 
 __all__ = ["RoundMaker", "Segments"]
 
@@ -55,7 +55,7 @@ class RoundMaker:
         latest = store.latest()
         self.ledger, self.budget, self.mechanism = ledger, budget, mechanism
         self._store, self._noise, self._inbox = store, noise, inbox
-        self._privacy = experiment.privacy
+        self._privacy, self._seed = experiment.privacy, experiment.training.seed
         self._learning_rate = experiment.training.schedule_of("learning_rate")
         self._server_momentum = experiment.training.schedule_of("server_momentum")
         self._state = ServerState(
@@ -84,17 +84,20 @@ class RoundMaker:
         self._refuse_beyond_budget(round_id)
         noise = None if self._noise is None else self._noise.take(round_id, d)
         lap("noise")
-        released = release(mechanism, self._inbox.rows(), closing.answered, noise)
+        beta = self._server_momentum(round_id)
+        shift = Shift(beta, self._state.momentum) if mechanism.inside else None
+        context = context_of(mechanism, self._state, self._seed)
+        released = release(mechanism, self._inbox.rows(), closing.answered, noise, context, shift)
         lap("aggregate")
-        state = advance(self._state, released, self._learning_rate(round_id), self._server_momentum(round_id))
+        state = advance(self._state, released, self._learning_rate(round_id), 0.0 if mechanism.inside else beta)
         theta, momentum = state.theta.cpu().numpy(), state.momentum.cpu().numpy()
         lap("step")
         entry = LedgerEntry(
             round_id=round_id,
-            mechanism="gaussian" if mechanism.projects else "none",
+            mechanism="gaussian" if mechanism.private else "none",
             noise_multiplier=mechanism.noise_multiplier,
-            sensitivity=mechanism.charged_sensitivity(d) if mechanism.projects else 0.0,
-            sigma=mechanism.charged_sigma(d),
+            sensitivity=mechanism.charged_sensitivity(d, shift) if mechanism.private else 0.0,
+            sigma=mechanism.charged_sigma(d, shift),
             num_clients=mechanism.num_clients,
             answers=len(closing.answered),
             num_byzantine=mechanism.num_byzantine,

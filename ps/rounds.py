@@ -12,6 +12,9 @@ A round closes when the first of these holds, ``q`` being the quorum, ``n`` the 
 3. the deadline has passed, and at least ``q`` have answered, or as soon as they have.
 
 Below the quorum the run waits ``quorum_deadline_s`` beyond the deadline, visibly, and then ends as ``quorum_lost``.
+
+With a public schedule (``period_s``) none of this depends on who answers: a round closes when its time has come, with
+whatever arrived, and θ of the next is published when the period is over.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from common.errors import ConfigError
 
 __all__ = ["Action", "CloseReason", "CloseRound", "EndRun", "OpenRound", "Phase", "RoundPolicy", "Rounds", "Wait"]
 
-CloseReason = Literal["all_answered", "rest_gone", "grace_over", "deadline", "quorum_reached"]
+CloseReason = Literal["all_answered", "rest_gone", "grace_over", "deadline", "quorum_reached", "schedule"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ class RoundPolicy:
     grace_factor: float
     grace_floor_s: float
     quorum_deadline_s: float
+    period_s: float | None = None
+    """From the opening of a round to the opening of the next, on a public schedule; None closes by answers."""
+    margin_s: float = 0.0
+    """How much of the period is left to make and publish the round after it closed."""
 
     def __post_init__(self) -> None:
         n = self.num_clients
@@ -69,6 +76,14 @@ class RoundPolicy:
                     f"{name} = {value!r}: expected a finite number {'above 0' if bounds_a_wait else 'of at least 0'}"
                 )
 
+        if self.period_s is not None and not 0 <= self.margin_s < self.period_s < math.inf:
+            raise ConfigError(f"margin_s = {self.margin_s!r}: expected less than the period of {self.period_s!r} s")
+
+    @property
+    def collect_s(self) -> float:
+        """How long a round collects at most, while the quorum is there."""
+        return self.round_deadline_s if self.period_s is None else self.period_s - self.margin_s
+
     @property
     def pace(self) -> int:
         """``max(n − f, q)``: with so many answers, the round waits for the others no longer than the grace."""
@@ -76,12 +91,13 @@ class RoundPolicy:
 
     def longest_s(self, rounds: int) -> float:
         """Seconds after which a run with ``rounds`` rounds to go has ended, the time spent publishing apart."""
-        return self.join_deadline_s + self.quorum_deadline_s + rounds * (self.round_deadline_s + self.quorum_deadline_s)
+        waiting = self.quorum_deadline_s if self.period_s is None else self.margin_s
+        return self.join_deadline_s + self.quorum_deadline_s + rounds * (self.collect_s + waiting)
 
     def warning(self) -> str | None:
         """A sentence when the margin is so small that the Byzantine clients can set the pace, else None."""
         n, f, q = self.num_clients, self.num_byzantine, self.quorum
-        if f == 0:
+        if f == 0 or self.period_s is not None:
             return None
         if q > n - f:
             return (
@@ -200,6 +216,11 @@ class Rounds:
         return frozenset(self._answered)
 
     @property
+    def publish_at(self) -> float | None:
+        """On a public schedule: when θ of the next round is to be published, not earlier; None: as soon as it can."""
+        return None if self.policy.period_s is None else self._opened_at + self.policy.period_s
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Whom the run waits for, sorted: those not live while joining, those without an answer afterwards."""
         there = self._live if self._phase is Phase.JOINING else self._answered
@@ -245,7 +266,7 @@ class Rounds:
         ):
             self._answered.add(client_id)
             self._owing.discard(client_id)
-            if len(self._answered) == self.policy.pace:
+            if len(self._answered) == self.policy.pace and self.policy.period_s is None:
                 took = now - self._opened_at
                 self._grace_over = now + max(self.policy.grace_floor_s, self.policy.grace_factor * took)
         return self._settle(now)
@@ -325,6 +346,8 @@ class Rounds:
             return None
         if self._phase is Phase.JOINING:
             return len(self._live), self._give_up if self._overdue else self._deadline
+        if self.policy.period_s is not None:
+            return None
         have = len(self._answered)
         stuck = have < self.policy.quorum and (self._overdue or not self._owing)
         return (have, self._give_up) if stuck else None
@@ -351,6 +374,8 @@ class Rounds:
         return self._tell(now)
 
     def _reason_to_close(self, now: float, was_overdue: bool) -> CloseReason | None:
+        if self.policy.period_s is not None:
+            return "schedule" if self._overdue else None
         if len(self._answered) < self.policy.quorum:
             return None
         if len(self._answered) == self.policy.num_clients:
@@ -371,7 +396,7 @@ class Rounds:
         self._owing = set(self._live)
         self._opened_at = now
         self._grace_over = None
-        self._wait_until(now + self.policy.round_deadline_s)
+        self._wait_until(now + self.policy.collect_s)
         return [OpenRound(self._round_id, self._deadline), *self._tell(now)]
 
     def _wait_until(self, deadline: float) -> None:

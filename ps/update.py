@@ -19,11 +19,14 @@ from torch import Tensor
 from common.aggregation import RoundContext, Rule, SumRule
 from common.aggregation import step as steps
 from common.errors import PrivacyError, RuleError, RunFailed
+from common.randomness import stream
 
-__all__ = ["Mechanism", "ServerState", "advance", "initial_state", "release"]
+__all__ = ["Mechanism", "ServerState", "Shift", "advance", "context_of", "initial_state", "release"]
 
 Answered = Sequence[int] | NDArray[np.bool_]
 Noise = NDArray[np.float64] | Tensor
+
+_FLOAT32_ROUNDING = 2.0**-22  # relative: three float32 roundings an entry of M_i, with room
 
 
 @dataclass(frozen=True)
@@ -39,16 +42,22 @@ class Mechanism:
     num_byzantine
         f, as the rule was made with.
     clip_norm
-        C, the radius of the ball that holds every row.
+        C, the radius of the ball that holds every row; None for no projection, which only a rule whose sensitivity
+        does not rest on it (Fed-NGA's) allows under DP.
     noise_multiplier
         z, relative to the sensitivity S; 0 is no DP.
+    strict
+        Calibrate for adversaries that read the protected client's momentum: f rows besides it may change too.
+    inside
+        The paper's form of server momentum: the rule is applied to M_i = β R + (1 - β) m_i, and its noisy output is
+        the next R. Otherwise the rule is applied to the m_i, and R averages what was released.
 
     Raises
     ------
     RuleError
-        The rule is not defined for n, or was made for another f.
+        The rule is not defined for n, was made for another f, or states nothing for server momentum inside it.
     PrivacyError
-        z is negative or not finite, or z > 0 without a C.
+        z is negative or not finite, or z > 0 without a C that the rule needs.
     """
 
     rule: Rule
@@ -56,6 +65,8 @@ class Mechanism:
     num_byzantine: int
     clip_norm: float | None
     noise_multiplier: float
+    strict: bool = False
+    inside: bool = False
 
     def __post_init__(self) -> None:
         if self.rule.num_byzantine != self.num_byzantine:
@@ -65,46 +76,79 @@ class Mechanism:
         self.rule.require(self.num_clients)
         if not 0.0 <= self.noise_multiplier < math.inf:
             raise PrivacyError(f"noise_multiplier = {self.noise_multiplier!r}: expected a finite number of at least 0")
-        if self.projects:
-            if self.clip_norm is None:
-                raise PrivacyError("privacy needs training.clip_norm: without it one row moves the aggregate anywhere")
-            steps.grid_of(self.clip_norm)  # refuses a C that has no grid
+        if self.private:
+            if self.clip_norm is None and self.rule.needs_clipping:
+                raise PrivacyError(
+                    f"privacy needs training.clip_norm: without it one row moves {self.rule.name} anywhere"
+                )
+            steps.grid_of(self.radius)  # refuses a C that has no grid
+            self.sensitivity_for(0.0)  # refuses a rule that states none for this form
 
     @property
-    def projects(self) -> bool:
-        """Whether rows are projected and put on the grid: exactly when there is noise."""
+    def private(self) -> bool:
+        """Whether there is noise."""
         return self.noise_multiplier > 0.0
+
+    @property
+    def radius(self) -> float:
+        """C, or 1 where rows are not projected: the scale of the grid, and of an output that is projected."""
+        return 1.0 if self.clip_norm is None else self.clip_norm
 
     @property
     def grid(self) -> float | None:
         """g under DP, else None."""
-        return steps.grid_of(self.clip_norm) if self.projects and self.clip_norm is not None else None
+        return steps.grid_of(self.radius) if self.private else None
 
     @property
     def sensitivity(self) -> float:
-        """S of the rule, in L2, for one client's row replaced; infinite without a C."""
-        if self.clip_norm is None:
+        """S of the rule, in L2, for one client's row replaced, β = 0; infinite where it needs a C and there is none."""
+        return self.sensitivity_for(0.0)
+
+    def sensitivity_for(self, server_momentum: float) -> float:
+        """S of what the rule is applied to; β matters only where server momentum is inside the rule."""
+        if self.clip_norm is None and self.rule.needs_clipping:
             return math.inf
-        return self.rule.sensitivity(num_clients=self.num_clients, clip_norm=self.clip_norm)
+        n, radius = self.num_clients, self.radius
+        if self.inside:
+            return self.rule.inside_sensitivity(
+                num_clients=n, clip_norm=radius, server_momentum=server_momentum, strict=self.strict
+            )
+        stated = self.rule.strict_sensitivity if self.strict else self.rule.sensitivity
+        return stated(num_clients=n, clip_norm=radius)
 
     @property
     def sigma(self) -> float:
         """z S, rounded up: the standard deviation of the noise on Y per coordinate; 0 without DP."""
-        return self._sigma(self.sensitivity) if self.projects else 0.0
+        return self._sigma(self.sensitivity) if self.private else 0.0
 
-    def charged_sensitivity(self, num_parameters: int) -> float:
-        """S plus what rounding the aggregate to the grid can add to it, in dimension d.
+    @property
+    def projects_output(self) -> bool:
+        """Whether S holds because the output is projected onto the ball that holds the rows."""
+        return self.rule.projects_output(num_clients=self.num_clients, clip_norm=self.radius, strict=self.strict)
 
-        Nothing when the rule is an exact sum, or when its output is projected and then truncated toward zero.
-        Otherwise both neighbours' aggregates move by up to g/2 per coordinate: g √d.
+    @property
+    def sums_exactly(self) -> bool:
+        """Whether noise is added to an exact sum of grid multiples, which leaves nothing to charge for rounding."""
+        return isinstance(self.rule, SumRule) and not self.inside and not self.projects_output
+
+    def charged_sensitivity(self, num_parameters: int, shift: Shift | None = None) -> float:
+        """S plus what rounding can add to it, in dimension d.
+
+        Nothing for an exact sum, or for an output that is projected and then truncated toward zero. Otherwise both
+        neighbours' aggregates move by up to g/2 per coordinate, g √d in all; and server momentum inside the rule
+        rounds the entries of every M_i to float32 besides.
         """
-        if self.grid is None or isinstance(self.rule, SumRule) or self.rule.project_output:
-            return self.sensitivity
-        return _up(self.sensitivity + _up(self.grid * math.sqrt(num_parameters)))
+        base = self.sensitivity_for(shift.server_momentum if shift else 0.0)
+        if self.grid is None or self.sums_exactly or self.projects_output:
+            return base
+        extra = self.grid * math.sqrt(num_parameters)
+        if shift is not None:
+            extra += 2.0 * math.sqrt(num_parameters) * _FLOAT32_ROUNDING * shift.reach(self.radius)
+        return _up(base + _up(extra))
 
-    def charged_sigma(self, num_parameters: int) -> float:
+    def charged_sigma(self, num_parameters: int, shift: Shift | None = None) -> float:
         """z times :meth:`charged_sensitivity`, rounded up: the σ that :func:`release` uses; 0 without DP."""
-        return self._sigma(self.charged_sensitivity(num_parameters)) if self.projects else 0.0
+        return self._sigma(self.charged_sensitivity(num_parameters, shift)) if self.private else 0.0
 
     def condition(self, row: Tensor) -> bool:
         """Make a received row safe in place: projected and on the grid under DP, else only checked.
@@ -114,10 +158,27 @@ class Mechanism:
         bool
             False if the row was not finite; it is zero then.
         """
-        return steps.condition_row(row, self.clip_norm if self.projects else None, self.grid)
+        return steps.condition_row(row, self.clip_norm if self.private else None, self.grid)
 
     def _sigma(self, sensitivity: float) -> float:
         return _up(self.noise_multiplier * _up(sensitivity))
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How server momentum inside the rule moves the rows: M_i = β R + (1 - β) m_i, R float32 (d,) and released."""
+
+    server_momentum: float
+    centre: Tensor
+
+    def reach(self, radius: float) -> float:
+        """No entry of an M_i is larger, when ‖m_i‖ ≤ ``radius``. A function of released data."""
+        largest = float(self.centre.abs().max()) if self.centre.numel() else 0.0
+        return _up(self.server_momentum * largest + (1.0 - self.server_momentum) * radius)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """The M_i, float32 (n, d); a new matrix."""
+        return rows.mul(1.0 - self.server_momentum).add_(self.centre, alpha=self.server_momentum)
 
 
 @dataclass(frozen=True)
@@ -135,7 +196,12 @@ def initial_state(theta: Tensor) -> ServerState:
 
 
 def release(
-    mechanism: Mechanism, rows: Tensor, answered: Answered, noise: Noise | None, context: RoundContext | None = None
+    mechanism: Mechanism,
+    rows: Tensor,
+    answered: Answered,
+    noise: Noise | None,
+    context: RoundContext | None = None,
+    shift: Shift | None = None,
 ) -> Tensor:
     """Y: the aggregate, with noise under DP.
 
@@ -151,6 +217,8 @@ def release(
         (d,) float64, standard normal, fresh; None exactly when z = 0.
     context
         For rules that need one.
+    shift
+        Server momentum inside the rule; given exactly when the mechanism has it there.
 
     Returns
     -------
@@ -169,39 +237,43 @@ def release(
     Under DP an absent row is one more point of the ball, the zero momentum, and counts among the n. An exact sum of
     what the rule keeps gets its noise, rounded to the same grid, *before* the division; that equals rounding the
     noisy sum, hence post-processing of a Gaussian mechanism on the sum. Rules whose output is projected leave absent
-    rows out: their charge of 2C holds for any function. Without DP every rule runs over the rows that answered, with
-    f unchanged.
+    rows out, while enough are left: their charge of 2C holds for any function. Without DP every rule runs over the
+    rows that answered, with f unchanged.
     """
     n, d = rows.shape
     if n != mechanism.num_clients:
         raise ValueError(f"rows {tuple(rows.shape)}: expected one per identity, {mechanism.num_clients}")
-    if (noise is None) == mechanism.projects:
+    if (noise is None) == mechanism.private:
         raise PrivacyError(
             f"noise_multiplier = {mechanism.noise_multiplier}: noise is needed exactly when it is above 0"
         )
+    if (shift is None) == mechanism.inside:
+        raise ValueError("a shift is needed exactly when server momentum is inside the rule")
     present = np.zeros(n, dtype=np.bool_)
     present[np.asarray(answered, dtype=None if len(answered) else np.intp)] = True
-    if noise is None:
-        return _over_present(mechanism.rule, rows, present, context)
-
-    if not present.all() and bool(rows[torch.from_numpy(np.flatnonzero(~present)).to(rows.device)].any()):
+    if mechanism.private and not present.all() and bool(rows[_indices(~present, rows)].any()):
         raise ValueError("the row of an identity that did not answer is not zero")
-    grid, rule = mechanism.grid, mechanism.rule
-    assert grid is not None  # noqa: S101 - noise is given, so z > 0
-    sigma = mechanism.charged_sigma(d)
+    inputs = rows if shift is None else shift.of(rows)
+    if noise is None:
+        return _over_present(mechanism.rule, inputs, present, context).to(torch.float32)
+
+    grid, rule, sigma = steps.grid_of(mechanism.radius), mechanism.rule, mechanism.charged_sigma(d, shift)
     draw = torch.as_tensor(noise, dtype=torch.float64).to(rows.device)
     if draw.shape != (d,):
         raise ValueError(f"noise {tuple(draw.shape)}: expected ({d},)")
-    if isinstance(rule, SumRule):
-        total, divisor = rule.kept_sum(rows)
+    if mechanism.sums_exactly and isinstance(rule, SumRule):
+        total, divisor = rule.kept_sum(inputs)
         return total.add_(_on_grid(draw * _up(sigma * divisor), grid)).div_(divisor).to(torch.float32)
-    if rule.project_output:
-        aggregate = _over_present(rule, rows, present, context).clone()
-        steps.condition_row(aggregate, mechanism.clip_norm, grid)
-        rounded = aggregate.to(torch.float64)
+    if mechanism.projects_output:
+        if present.sum() < rule.minimum_clients:
+            present[:] = True  # too few for the rule: then zeros stand for the absent, as they do for other rules
+        aggregate = _projected(mechanism, _over_present(rule, inputs, present, context), shift)
     else:
-        rounded = _on_grid(rule(rows, context).to(torch.float64), grid)
-    return rounded.add_(_on_grid(draw * sigma, grid)).to(torch.float32)
+        aggregate = _on_grid(rule.evaluate(inputs, context), grid)
+    noisy = aggregate.add_(_on_grid(draw * sigma, grid))
+    if shift is not None and mechanism.projects_output:
+        noisy.add_(shift.centre.to(torch.float64), alpha=shift.server_momentum)  # public, so after the noise
+    return noisy.to(torch.float32)
 
 
 def advance(state: ServerState, released: Tensor, learning_rate: float, server_momentum: float) -> ServerState:
@@ -231,11 +303,40 @@ def advance(state: ServerState, released: Tensor, learning_rate: float, server_m
     return ServerState(state.round_id + 1, theta, momentum)
 
 
+def context_of(mechanism: Mechanism, state: ServerState, seed: int) -> RoundContext:
+    """What the rule may know of a round: public weights, the last released R as centre, a public random stream."""
+    weights = getattr(mechanism.rule, "weights", None)
+    return RoundContext(
+        round_id=state.round_id,
+        weights=None if weights is None else torch.as_tensor(weights, dtype=torch.float64),
+        centre=state.momentum,
+        generator=stream(seed, "rule", round_id=state.round_id),
+    )
+
+
+def _projected(mechanism: Mechanism, aggregate: Tensor, shift: Shift | None) -> Tensor:
+    """float64 (d,), on the grid: the output projected onto the ball of the rows, about that ball's centre.
+
+    Server momentum inside the rule moves the ball to β R and shrinks it by 1 - β.
+    """
+    radius, output = mechanism.radius, aggregate.to(torch.float32, copy=True)
+    if shift is not None:
+        radius *= 1.0 - shift.server_momentum
+        output.sub_(shift.centre, alpha=shift.server_momentum)
+    steps.condition_row(output, radius, steps.grid_of(radius))
+    return output.to(torch.float64)
+
+
+def _indices(mask: NDArray[np.bool_], rows: Tensor) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(mask)).to(rows.device)
+
+
 def _over_present(rule: Rule, rows: Tensor, present: NDArray[np.bool_], context: RoundContext | None) -> Tensor:
+    """float64 (d,): the rule over the rows of those who answered; only copies when some are missing."""
     if present.all():
-        return rule(rows, context)
-    indices = torch.from_numpy(np.flatnonzero(present)).to(rows.device)
-    return rule(rows[indices], context.of_rows(indices) if context is not None else None)
+        return rule.evaluate(rows, context)
+    indices = _indices(present, rows)
+    return rule.evaluate(rows[indices], context.of_rows(indices) if context is not None else None)
 
 
 def _on_grid(values: Tensor, grid: float) -> Tensor:

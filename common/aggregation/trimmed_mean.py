@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from common.aggregation.rule import SumRule
+from common.aggregation.kernels import trimmed
+from common.aggregation.rule import RoundContext, SumRule
 
 __all__ = ["TrimmedMean"]
-
-_COLUMNS = 2048  # of a block on the CPU: a transposed block of a few hundred rows stays in the cache
-_ELEMENTS = 1 << 26  # of a block elsewhere: bounds the sort's values and 64-bit indices to 0.75 GiB
 
 
 class TrimmedMean(SumRule):
@@ -26,8 +23,11 @@ class TrimmedMean(SumRule):
     Robustness
         (f, κ)-robust with κ = 6 f/(n - 2f) · (1 + f/(n - 2f)) (Allouah et al. 2023, "Fixing by Mixing").
     Complexity
-        O(n d log n) time; on the CPU O(n) memory per column of a block. What is kept is added up, never the total
-        minus what is dropped, which would lose everything against a value of 1e30.
+        O(n d log² n) vector operations by a selection network (:mod:`common.aggregation.kernels`), O(n d log n) by
+        sorting where that cannot be compiled or n is above 2048; O(n) memory beside the result. What is kept is added
+        up in float64, never the total minus what is dropped, which would lose everything against a value of 1e30.
+        Entries whose float64 sum is exact give the same bits in any order and on any path; others within 2^-50 of
+        their scale before the result is rounded to float32.
 
     =============================  =======================================================
     edge case                      outcome
@@ -56,33 +56,12 @@ class TrimmedMean(SumRule):
     def divisor(self, num_clients: int) -> int:
         return num_clients - 2 * self.num_byzantine
 
+    def prepare(self, n: int, d: int, device: torch.device | str) -> None:
+        super().prepare(n, d, device)
+        trimmed.prepare(n, self.num_byzantine, d, device)
+
     def sum_of_kept(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu":
-            return torch.from_numpy(_sum_on_cpu(x.numpy(), self.num_byzantine))
-        return _sum_on_device(x, self.num_byzantine)
+        return trimmed(x, self.num_byzantine, mean=False)
 
-
-def _sum_on_cpu(x: np.ndarray, f: int) -> np.ndarray:
-    """numpy sorts short contiguous runs with vector instructions: 5 to 10 times faster than torch.sort."""
-    n, d = x.shape
-    total = np.empty(d)
-    with np.errstate(invalid="ignore"):  # inf - inf
-        for start in range(0, d, _COLUMNS):
-            block = x[:, start : start + _COLUMNS].T.copy()
-            block.sort(axis=1)  # NaN last, after +inf
-            kept = block[:, f : n - f]
-            if np.isnan(kept[:, -1]).any():
-                kept[np.isnan(kept)] = np.inf
-            kept.sum(axis=1, dtype=np.float64, out=total[start : start + _COLUMNS])
-    return total
-
-
-def _sum_on_device(x: Tensor, f: int) -> Tensor:
-    n, d = x.shape
-    total = torch.empty(d, dtype=torch.float64, device=x.device)
-    columns = max(1, _ELEMENTS // n)
-    for start in range(0, d, columns):
-        block = x[:, start : start + columns].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        kept = block.sort(dim=0).values[f : n - f]
-        total[start : start + columns] = kept.sum(dim=0, dtype=torch.float64)
-    return total.add_(0.0)  # as numpy's sums do: of -0.0 it makes 0.0, or the sign would depend on the order of rows
+    def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:  # noqa: ARG002 - needs none
+        return trimmed(x, self.num_byzantine, mean=True)

@@ -22,8 +22,10 @@ __all__ = ["UserRule", "load_user_rule"]
 class UserRule(Rule):
     """Wraps a callable from float32 (n, d) to (d,).
 
-    What the callable states of ``minimum_clients``, ``needs``, ``prepare`` and ``sensitivity`` is taken over. Without
-    a ``sensitivity`` of its own it is charged 2C, and a private release projects its output onto the ball of radius C.
+    What the callable states of ``minimum_clients``, ``needs``, ``prepare``, ``equivariant``, ``kappa`` and
+    ``sensitivity`` is taken over. Without a ``sensitivity`` of its own it is charged 2C, and a private release projects
+    its output onto the ball of radius C. With one, f rows more may change for (f + 1) times as much, at most 2C; and
+    server momentum inside the rule is refused unless it is ``equivariant``.
     """
 
     def __init__(self, function: Callable[..., Tensor], *, name: str, num_byzantine: int) -> None:
@@ -31,6 +33,7 @@ class UserRule(Rule):
         self.name = name
         self.needs = frozenset(getattr(function, "needs", ()))
         self.project_output = not hasattr(function, "sensitivity")
+        self.equivariant = bool(getattr(function, "equivariant", False))
         self._function = function
         self._takes_context = "context" in inspect.signature(function).parameters
 
@@ -46,9 +49,19 @@ class UserRule(Rule):
     def sensitivity(self, *, num_clients: int, clip_norm: float) -> float:
         if self.project_output:
             return super().sensitivity(num_clients=num_clients, clip_norm=clip_norm)
+        return self.proved_sensitivity(num_clients=num_clients, clip_norm=clip_norm)
+
+    def proved_sensitivity(self, *, num_clients: int, clip_norm: float, changed: int = 1) -> float:
+        if self.project_output:
+            return super().proved_sensitivity(num_clients=num_clients, clip_norm=clip_norm, changed=changed)
         self.require(num_clients)
         stated = self._function.sensitivity(num_clients=num_clients, clip_norm=clip_norm)  # type: ignore[attr-defined]
-        return float(stated)
+        return changed * float(stated)
+
+    def kappa(self, num_clients: int) -> float | None:
+        self.require(num_clients)
+        stated = getattr(self._function, "kappa", None)
+        return None if stated is None else float(stated(num_clients))
 
     def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:
         result = self._function(x, context=context) if self._takes_context else self._function(x)

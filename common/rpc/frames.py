@@ -97,6 +97,8 @@ def decode_frame(data: bytes, header_type: type[H]) -> Frame[H] | Malformed:
         while position < len(view):
             tag, position = _read_varint(view, position)
             kind = tag & 7
+            if not 8 <= tag < 1 << 32:
+                return Malformed(f"field number {tag >> 3} does not exist")
             if kind == _VARINT:
                 value, position = _read_varint(view, position)
                 if tag == _OFFSET:
@@ -107,16 +109,18 @@ def decode_frame(data: bytes, header_type: type[H]) -> Frame[H] | Malformed:
                 if len(part) != length:
                     return Malformed(f"a field of {length} bytes, of which {len(part)} are there")
                 position += length
-                if tag == _HEADER:
-                    header = header_type.FromString(bytes(part))
+                if tag == _HEADER:  # given twice, the two are one: so protobuf has it
+                    header = header or header_type()
+                    header.MergeFromString(bytes(part))
                 elif tag == _TRAILER:
-                    trailer = Trailer.FromString(bytes(part))
+                    trailer = trailer or Trailer()
+                    trailer.MergeFromString(bytes(part))
                 elif tag == _PAYLOAD:
                     payload = part
             elif kind in (_FIXED64, _FIXED32):
                 position += 8 if kind == _FIXED64 else 4
             else:
-                return Malformed(f"wire type {kind} does not exist")
+                return Malformed(f"wire type {kind} does not exist here")  # groups do, in other contracts
     except (DecodeError, ValueError) as problem:
         return Malformed(str(problem) or "the bytes are no message")
     if position > len(view):

@@ -15,6 +15,8 @@ Options = list[tuple[str, int]]
 
 KEEPALIVE_MS = 5_000
 KEEPALIVE_TIMEOUT_MS = 5_000
+CONNECT_TIMEOUT_MS = 10_000
+"""What gRPC calls the least time between attempts is how long one may take; between them is the initial backoff."""
 MAX_METADATA_BYTES = 16 * 1024
 
 
@@ -47,7 +49,7 @@ def channel_options(chunk_bytes: int) -> Options:
         *_common(chunk_bytes),
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -24,6 +24,9 @@ P4 = (
 )
 
 
+_WIRETAP = "the wiretap showed honest momenta to the adversary"
+
+
 def premises_of(*, strict: bool = False, round_timing: Literal["adaptive", "fixed"] = "adaptive") -> tuple[str, ...]:
     """The premises of a run's claim, each a sentence that opens with its name.
 
@@ -74,9 +77,14 @@ def privacy_status(
     if epsilon is None:
         reasons.append("no noise was asked for (privacy.epsilon is not set)")
     if wiretap:
-        reasons.append("the wiretap showed honest momenta to the adversary")
+        reasons.append(_WIRETAP)
     if epsilon is not None and not noise_secret:
         reasons.append("privacy.noise_seed fixes the noise")
+    if reasons == [_WIRETAP] and premises is not None and not any(p.startswith("P4") for p in premises):
+        return False, (
+            f"not private: {_WIRETAP}; whoever sees the published models alone: (ε = {epsilon:g}, δ = {delta:g}) under "
+            f"the strict premise"
+        )
     if reasons:
         return False, "not private: " + "; ".join(reasons)
     names = [premise.partition(":")[0] for premise in (premises_of() if premises is None else premises)]

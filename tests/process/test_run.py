@@ -172,7 +172,7 @@ def test_a_killed_client_is_shown_and_missed_and_the_run_completes(start: Callab
     command = start("--set", "training.rounds=150", "--set", "federation.quorum=6")
     command.wait_for_rounds()
     os.kill(command.pid_of("client-2"), signal.SIGKILL)
-    code, out, err = command.end()
+    code, _, err = command.end()
     assert code == 0, err
     assert "client-2 was killed by SIGKILL" in err
     assert "missing 6, 7" in err

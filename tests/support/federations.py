@@ -7,6 +7,7 @@ has to tell goes line by line into a file, which survives its death by SIGKILL.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -221,6 +222,7 @@ def _run_child(target: Callable[..., None], arguments: Sequence[object], events:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s %(levelname)s %(message)s")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     file = os.open(events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 

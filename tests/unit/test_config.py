@@ -171,11 +171,35 @@ def test_a_difference_is_told_by_key_and_both_values():
     assert ours.differences(theirs.public()) == ["training.batch_size is 10 here and 7 at the parameter server"]
 
 
-def test_privacy_without_a_clip_norm_is_refused():
-    tree = {**MINIMAL, "privacy": {"epsilon": 1.0}}
-    tree["training"] = {"rounds": 1, "clip_norm": None}
-    with pytest.raises(ConfigError, match=r"privacy\.epsilon needs training\.clip_norm"):
-        experiment_from(tree)
+def test_no_clipping_is_spelled_none():
+    assert built(training={"clip_norm": "none"}).training.clip_norm is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"privacy": {"round_timing": "fixed"}}, "set privacy.epsilon"),
+        ({"privacy": {"epsilon": 1.0, "premise": "strict"}}, 'needs privacy.round_timing = "fixed"'),
+        (
+            {
+                "privacy": {"epsilon": 1.0, "premise": "strict", "round_timing": "fixed"},
+                "federation": {"byzantine": 1},
+                "attack": {"name": "alie", "adversaries": 2},
+            },
+            "covers f = 1 adversaries, not 2",
+        ),
+        (
+            {
+                "privacy": {"epsilon": 1.0, "round_timing": "fixed"},
+                "network": {"round_period_s": 1.0, "publish_margin_s": 1.0},
+            },
+            "must be smaller than",
+        ),
+        ({"federation": {"weights": [1.0, 2.0]}}, "weights has 2 entries"),
+    ],
+)
+def test_sections_that_contradict_each_other_are_refused(sections, message):
+    assert message in refusal(**sections)
 
 
 def test_the_round_deadline_grows_with_the_model():

@@ -414,3 +414,41 @@ def test_an_answer_costs_the_same_with_many_clients():
         return best
 
     assert seconds_per_answer(50_000) < 10 * seconds_per_answer(500)
+
+
+def on_schedule(**changes):
+    values = {"num_clients": 3, "num_byzantine": 0, "quorum": 3, "rounds": 2, "join_deadline_s": 5.0}
+    values |= {"round_deadline_s": 9.0, "grace_factor": 1.0, "grace_floor_s": 0.0, "quorum_deadline_s": 4.0}
+    return RoundPolicy(**(values | {"period_s": 10.0, "margin_s": 2.0} | changes))
+
+
+def opened_on_schedule():
+    rounds = Rounds(on_schedule())
+    rounds.started(0.0)
+    assert rounds.live_changed(frozenset({0, 1, 2}), 1.0) == [OpenRound(0, 9.0)]
+    return rounds
+
+
+def test_on_a_public_schedule_answers_neither_hasten_nor_delay_a_round():
+    rounds = opened_on_schedule()
+    assert [rounds.momentum_complete(i, 0, 2.0) for i in range(3)] == [[], [], []]
+    assert rounds.next_tick(2.0) == 9.0
+    assert rounds.tick(9.0) == [CloseRound(0, (0, 1, 2), (), "schedule")]
+    assert rounds.publish_at == 11.0
+
+
+def test_on_a_public_schedule_a_round_closes_with_nobody_too():
+    rounds = opened_on_schedule()
+    assert rounds.live_changed(frozenset(), 3.0) == []
+    assert rounds.tick(9.0) == [CloseRound(0, (), (0, 1, 2), "schedule")]
+    assert rounds.published(1, 11.0) == [OpenRound(1, 19.0)]
+
+
+def test_without_a_schedule_a_model_is_published_as_soon_as_it_can():
+    assert Rounds(on_schedule(period_s=None)).publish_at is None
+
+
+@pytest.mark.parametrize("margin", [10.0, 11.0, -1.0])
+def test_a_margin_that_leaves_no_time_to_collect_is_refused(margin):
+    with pytest.raises(ConfigError, match="margin_s"):
+        on_schedule(margin_s=margin)

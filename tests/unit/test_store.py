@@ -382,7 +382,8 @@ def test_a_file_system_that_refuses_to_write_is_named_with_a_remedy(tmp_path):
         if here == "tensor_written":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    with pytest.raises(StoreUnwritable, match=r"model-0\.safetensors: cannot write the model: Read-only.*make the folder"):
+    message = r"model-0\.safetensors: cannot write the model: Read-only.*make the folder"
+    with pytest.raises(StoreUnwritable, match=message):
         create(tmp_path / "run", fault=fault)
 
 

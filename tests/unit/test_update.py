@@ -40,8 +40,9 @@ class Anything(Rule):
         self.project_output = stated is None
         self.seen = []
 
-    def sensitivity(self, *, num_clients, clip_norm):
-        return super().sensitivity(num_clients=num_clients, clip_norm=clip_norm) if not self.stated else self.stated
+    def proved_sensitivity(self, *, num_clients, clip_norm, changed=1):
+        proved = super().proved_sensitivity(num_clients=num_clients, clip_norm=clip_norm, changed=changed)
+        return proved if not self.stated else self.stated * changed
 
     def aggregate(self, x, context):
         self.seen.append((x.clone(), context))
@@ -181,7 +182,7 @@ def test_the_context_of_a_rule_is_cut_to_those_who_answered():
 def test_rows_are_projected_exactly_when_there_is_noise():
     long = torch.tensor([3.0, 4.0])
     private, plain = mechanism(z=1.0), mechanism(z=0.0)
-    assert (private.projects, plain.projects) == (True, False)
+    assert (private.private, plain.private) == (True, False)
     assert (private.grid, plain.grid) == (2.0**-20, None)
     assert (private.sigma > 0, plain.sigma) == (True, 0.0)
     for given, norm in ((private, 1.0), (plain, 5.0)):

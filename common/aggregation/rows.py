@@ -1,0 +1,175 @@
+"""Passes over (n, d) rows in float64, a block of columns at a time: norms, combinations, a canonical order.
+
+No float64 copy of the whole is made. On the CPU a block is sized for the cache and goes through numpy, whose single
+thread beats two of torch's on blocks this small; elsewhere it is large and goes through torch.
+
+A row with a non-finite entry counts as the zero vector, as it does at the parameter server. float64 holds every sum
+of squares of float32 entries, so nothing overflows on the way, not even 3e38.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cmp_to_key
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["blocks", "canonical_order", "combine", "mix", "mix_in_float64", "on_cpu", "scale_rows", "squared_norms"]
+
+Vector = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+_CPU_ELEMENTS = 1 << 16  # of a block: half a MiB in float64
+_DEVICE_ELEMENTS = 1 << 24
+_FEWEST_COLUMNS = 256
+_FIRST_COLUMNS = 16  # these nearly always tell two rows apart
+
+
+def on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+def blocks(x: Tensor, rows: int | None = None) -> Iterator[slice]:
+    """Column ranges that cover (n, d), so that ``rows`` rows (default n) of one fit the cache."""
+    elements = _CPU_ELEMENTS if on_cpu(x) else _DEVICE_ELEMENTS
+    columns = max(_FEWEST_COLUMNS, elements // max(1, x.shape[0] if rows is None else rows))
+    for start in range(0, x.shape[1], columns):
+        yield slice(start, min(start + columns, x.shape[1]))
+
+
+def squared_norms(x: Tensor, origin: Tensor | None = None) -> Vector:
+    """float64 (n,): ‖x_i - origin‖², not finite exactly when the row is not. ``origin`` is float64 (d,), default 0."""
+    total = np.zeros(x.shape[0])
+    if not on_cpu(x):
+        device_total = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+        for columns in blocks(x):
+            block = x[:, columns].to(torch.float64)
+            if origin is not None:
+                block -= origin[columns]
+            device_total += (block * block).sum(dim=1)
+        total[:] = device_total.cpu().numpy()
+        return total
+    values, zero = x.numpy(), None if origin is None else origin.numpy()
+    with np.errstate(invalid="ignore"):  # inf - inf
+        for columns in blocks(x):
+            part = values[:, columns].astype(np.float64)
+            if zero is not None:
+                part -= zero[columns]
+            total += np.einsum("ij,ij->i", part, part)
+    return total
+
+
+def combine(x: Tensor, weights: Vector, order: Indices | None = None) -> Tensor:
+    """float64 (d,): Σ w_i x_i, added up in ``order`` (default: as they stand). Rows of weight 0 are not read."""
+    used = np.flatnonzero(weights) if order is None else order[weights[order] != 0.0]
+    result = mix_in_float64(x, weights[None, used], used)[0]
+    if bool(torch.isfinite(result).all()):
+        return result
+    finite = np.isfinite(squared_norms(x))
+    if finite[used].all():
+        return result
+    return combine(x, np.where(finite, weights, 0.0), order)
+
+
+def mix(x: Tensor, matrix: Vector, used: Indices) -> Tensor:
+    """float32 (m, d): matrix (m, k) times the rows ``used`` of x, all finite; computed in float64."""
+    result = torch.empty((matrix.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
+    _mix_into(result, x, matrix, used)
+    return result
+
+
+def mix_in_float64(x: Tensor, matrix: Vector, used: Indices) -> Tensor:
+    """float64 (m, d): as :func:`mix`, not rounded."""
+    result = torch.empty((matrix.shape[0], x.shape[1]), dtype=torch.float64, device=x.device)
+    _mix_into(result, x, matrix, used)
+    return result
+
+
+def _mix_into(result: Tensor, x: Tensor, matrix: Vector, used: Indices) -> None:
+    everything = len(used) == x.shape[0] and bool((np.diff(used) == 1).all())
+    if not on_cpu(x):
+        factors, rows = torch.from_numpy(matrix).to(x.device), torch.from_numpy(used).to(x.device)
+        for columns in blocks(x, len(used)):
+            block = x[:, columns] if everything else x[:, columns].index_select(0, rows)
+            result[:, columns] = factors @ block.to(torch.float64)
+        result += 0.0
+        return
+    values, out = x.numpy(), result.numpy()
+    with np.errstate(invalid="ignore"):  # inf - inf, NaN: the caller looks at the result
+        for columns in blocks(x, len(used)):
+            part = values[:, columns] if everything else values[used, columns]
+            out[:, columns] = matrix @ part.astype(np.float64)
+    out += 0.0  # -0.0 becomes 0.0: the sign of a zero says nothing
+
+
+def scale_rows(x: Tensor, scales: Vector) -> Tensor:
+    """float32 (n, d): each row times its scale, in float64; a scale of 0 gives the zero row, whatever stood there.
+
+    Without a scale other than 1 the rows are returned as they are, not copied.
+    """
+    changed = np.flatnonzero(scales != 1.0)
+    if not len(changed):
+        return x
+    result = x.clone(memory_format=torch.contiguous_format)
+    for row in changed:
+        if scales[row] == 0.0:
+            result[row] = 0.0
+            continue
+        for start in range(0, x.shape[1], _CPU_ELEMENTS if on_cpu(x) else _DEVICE_ELEMENTS):
+            part = result[row, start : start + (_CPU_ELEMENTS if on_cpu(x) else _DEVICE_ELEMENTS)]
+            part.copy_(part.to(torch.float64) * float(scales[row]))
+    return result
+
+
+def canonical_order(x: Tensor) -> tuple[Indices, Indices]:
+    """An order of the rows that depends on what they hold, not on where they stand.
+
+    Whatever is added up, or chosen among equals, in this order does not depend on the order of the clients, down to
+    the last bit. It is the lexicographic order of values, which shifting and scaling all rows leave as it is.
+
+    Returns
+    -------
+    order
+        (n,): indices of rows.
+    groups
+        (n,), non-decreasing: ``groups[k] == groups[l]`` exactly when the rows ``order[k]``, ``order[l]`` are the same
+        in every bit.
+    """
+    bits = x.view(torch.int32)
+    head = _ascending(bits[:, :_FIRST_COLUMNS].cpu().numpy())
+    if head.shape[1] == 0:
+        return np.arange(x.shape[0]), np.zeros(x.shape[0], dtype=np.intp)
+    order = np.lexsort(head.T[::-1])
+    new_head = (np.diff(head[order], axis=0) != 0).any(axis=1)
+    boundaries = [0, *(np.flatnonzero(new_head) + 1).tolist(), len(order)]
+    groups, group = np.zeros(len(order), dtype=np.intp), -1
+
+    def compare(i: int, j: int) -> int:
+        return _compare(bits[i], bits[j])
+
+    by_bits = cmp_to_key(compare)
+    for start, stop in pairwise(boundaries):
+        run: list[int] = sorted(order[start:stop].tolist(), key=by_bits)
+        order[start:stop] = run
+        for place, row in enumerate(run, start):
+            if place == start or _compare(bits[run[place - start - 1]], bits[row]) != 0:
+                group += 1
+            groups[place] = group
+    return order, groups
+
+
+def _compare(one: Tensor, other: Tensor) -> int:
+    if torch.equal(one, other):
+        return 0
+    first = int((one != other).to(torch.uint8).argmax())
+    left, right = _ascending(np.array([int(one[first]), int(other[first])], dtype=np.int32))
+    return -1 if left < right else 1
+
+
+def _ascending(bits: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Bits of float32 numbers as integers in the order of the numbers: of negative ones the magnitude is flipped."""
+    return bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
