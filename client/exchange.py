@@ -203,7 +203,7 @@ class Exchange:
                 "this client's experiment is not the parameter server's:\n" + "\n".join(f"  {d}" for d in differences)
             )
         if refusal.kind == pb.RefusalKind.RUN_IS_OVER:
-            raise _Over(Outcome("over", refusal.message))
+            raise _Over(Outcome(reply.run_finished.status, reply.run_finished.message))
         raise JoinRefused(f"client {client_id}: {kind_name(refusal.kind)}: {refusal.message}")
 
     async def _attend(self) -> None:
@@ -259,7 +259,10 @@ class Exchange:
             raise Superseded(refusal.message)
         if refusal.kind in (pb.RefusalKind.WRONG_RUN, pb.RefusalKind.UNKNOWN_CLIENT):
             raise JoinRefused(refusal.message)
-        log.warning("refused: %s: %s", kind_name(refusal.kind), refusal.message)
+        expected = refusal.kind == pb.RefusalKind.RUN_IS_OVER  # the Attend stream says how it ended
+        log.log(
+            logging.INFO if expected else logging.WARNING, "refused: %s: %s", kind_name(refusal.kind), refusal.message
+        )
 
     # ---------------------------------------------------------------- rounds
 

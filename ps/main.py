@@ -64,7 +64,8 @@ def run_parameter_server(
     Parameters
     ----------
     resume
-        Go on with the run in ``run_dir``, under the configuration stored there.
+        Go on with the run in ``run_dir``, under the configuration stored there; of ``experiment`` only ``[network]``
+        counts.
     token_hashes
         SHA-256 of each identity's join token; without them, tokens are made and left in ``run_dir/operator``.
     report
@@ -79,7 +80,9 @@ def run_parameter_server(
     with ExitStack() as resources:
         if resume:
             store = resources.enter_context(RunStore.open(run_dir))
-            experiment = Experiment.model_validate(dict(store.configuration))
+            # The run keeps its configuration; where it listens and how long it waits may change.
+            stored = Experiment.model_validate(dict(store.configuration))
+            experiment = stored.model_copy(update={"network": experiment.network})
         address = parse_address(experiment.network.address)
         refuse_insecure(address, insecure=experiment.network.insecure)
         single_threaded()
@@ -288,6 +291,9 @@ class _Run:
             )
             servers.append(tap_server)
             tap_address = str(Address(address.host, tap_port))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, coordinator.stop, "interrupted", f"{number.name}; continue with --resume")
         for item in servers:
             await item.start()
         await doctor.set(PARAMETER_SERVER, health_pb2.HealthCheckResponse.SERVING)
@@ -302,9 +308,6 @@ class _Run:
         )
         if warning := coordinator.rounds.policy.warning():
             self.report({"event": "warning", "message": warning})
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, coordinator.stop, "interrupted", f"{number.name}; continue with --resume")
         try:
             end = await coordinator.run()
             await doctor.enter_graceful_shutdown()

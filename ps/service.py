@@ -55,6 +55,8 @@ class ParameterServerService:
         except Refused as refused:
             self._count(refused, getattr(request, "client_id", None))
             reply.refusal.CopyFrom(refused.as_message())
+            if refused.kind == pb.RUN_IS_OVER and self._members.over is not None:
+                reply.run_finished.CopyFrom(self._members.over)
         return reply
 
     async def Attend(self, requests: Attending, context: Context) -> None:  # noqa: N802

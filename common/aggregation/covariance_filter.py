@@ -40,7 +40,7 @@ class CovarianceFilter(Rule):
     n < 2f + 1                     RuleError
     f = 0                          the mean
     n = 2f + 1                     as any n: until Σ c ≤ 1
-    all (remaining) rows equal     that vector
+    all equal                      that vector; the same when all that are left are equal
     ties                           rows are taken in an order by content, not by client
     non-finite row                 the zero vector
     1e6, 1e30 in a row             removed first; distances are about a central row

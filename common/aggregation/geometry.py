@@ -95,7 +95,8 @@ def geometry_of(x: Tensor) -> Geometry:
 
 def centred_at(gram: Matrix, row: int) -> Matrix:
     """The Gram matrix about another of its rows."""
-    return np.asarray(gram - gram[:, row, None] - gram[None, row, :] + gram[row, row])
+    # In this order the result is symmetric to the last bit, as the argument is.
+    return np.asarray(gram - (gram[:, row, None] + gram[None, row, :]) + gram[row, row])
 
 
 def _products(x: Tensor, order: Indices, finite: NDArray[np.bool_], origin: Tensor | None) -> Matrix:
@@ -112,7 +113,7 @@ def _products(x: Tensor, order: Indices, finite: NDArray[np.bool_], origin: Tens
                 if zero is not None:
                     part -= zero[columns]
                 total += part @ part.T
-        return total
+        return _symmetric(total)
     rows = torch.from_numpy(order).to(x.device)
     device_total = torch.zeros((n, n), dtype=torch.float64, device=x.device)
     for columns in blocks(x):
@@ -121,12 +122,16 @@ def _products(x: Tensor, order: Indices, finite: NDArray[np.bool_], origin: Tens
         if origin is not None:
             block -= origin[columns]
         device_total += block @ block.T
-    total[:] = device_total.cpu().numpy()
-    return np.asarray(np.tril(total) + np.tril(total, -1).T)
+    return _symmetric(device_total.cpu().numpy())
+
+
+def _symmetric(matrix: Matrix) -> Matrix:
+    """The lower half, mirrored: a product of a matrix with its transpose need not be symmetric to the last bit."""
+    return np.asarray(np.tril(matrix) + np.tril(matrix, -1).T)
 
 
 def _squared_distances(gram: Matrix, groups: Indices) -> Matrix:
     sizes = np.diagonal(gram)
-    distances = np.maximum(sizes[:, None] + sizes[None, :] - 2.0 * gram, 0.0)
+    distances = np.maximum((sizes[:, None] + sizes[None, :]) - 2.0 * gram, 0.0)
     distances[groups[:, None] == groups[None, :]] = 0.0
     return np.asarray(distances)

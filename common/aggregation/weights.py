@@ -42,7 +42,7 @@ class WeightedRule(Rule):
     def require(self, num_clients: int) -> None:
         super().require(num_clients)
         if self.weights is not None and num_clients > len(self.weights):
-            raise RuleError(f"{self.name} has {len(self.weights)} weights, for as many identities; given {num_clients}")
+            raise RuleError(f"{self.name} has {len(self.weights)} weights for {num_clients} identities: one each")
 
     def largest_weights(self, num_clients: int, number: int) -> float:
         """The sum of the ``number`` largest weights on a roster of ``num_clients``; without weights all are 1/n.

@@ -95,9 +95,10 @@ def decode_frame(data: bytes, header_type: type[H]) -> Frame[H] | Malformed:
     offset, payload, position = 0, view[:0], 0
     try:
         while position < len(view):
+            start = position
             tag, position = _read_varint(view, position)
             kind = tag & 7
-            if not 8 <= tag < 1 << 32:
+            if not 8 <= tag < 1 << 32 or position > start + 5:
                 return Malformed(f"field number {tag >> 3} does not exist")
             if kind == _VARINT:
                 value, position = _read_varint(view, position)

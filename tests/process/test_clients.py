@@ -28,7 +28,7 @@ def free_address() -> str:
 def trajectory(experiment: Experiment, ids: list[int], zeros: int = 0) -> np.ndarray:
     """θ after all rounds, if exactly ``ids`` answer honestly in each and ``zeros`` others send zeros."""
     task = build_task(experiment)
-    _, mechanism = mechanism_of(experiment)
+    _, mechanism = mechanism_of(experiment, task)
     crew = build_crew(experiment, task, ids)
     state = initial_state(task.model.parameters_flat().clone())
     rows = torch.zeros((mechanism.num_clients, task.num_parameters))

@@ -67,6 +67,18 @@ def test_the_network_changes_nothing(attack: str, tmp_path: Path) -> None:
     assert (attack == "honest") == np.array_equal(theta, in_one_process(honest))  # the attack did something
 
 
+def test_the_network_changes_nothing_when_the_noise_can_be_repeated(tmp_path: Path) -> None:
+    experiment = small_experiment(
+        federation={"clients": 9, "byzantine": 2},
+        training={"rounds": 20, "learning_rate": 0.5, "client_momentum": 0.5, "server_momentum": 0.5},
+        aggregation={"rule": "trimmed_mean"},
+        privacy={"epsilon": 500.0, "delta": 1e-3, "noise_seed": 3},
+        attack=ATTACKS["alie_colluding"],
+        network=ALL_ANSWER,
+    )
+    np.testing.assert_array_equal(over_the_network(experiment, tmp_path), in_one_process(experiment))
+
+
 @pytest.mark.skipif(not prepared_folder("mnist", DEFAULT_ROOT).is_dir(), reason="MNIST is not there: make data")
 def test_the_network_changes_nothing_for_the_papers_cnn_on_mnist(tmp_path: Path) -> None:
     experiment = small_experiment(

@@ -227,7 +227,7 @@ os.waitpid(child, 0)
 FULL_DISK = """
 import sys, subprocess, numpy as np
 from pathlib import Path
-from common.errors import StoreDamaged
+from common.errors import StoreUnwritable
 from ps.store import PreparedRound, RunStore
 mount = Path(sys.argv[1])
 if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]).returncode:
@@ -246,7 +246,7 @@ except OSError:
 for _ in range(2):
     try:
         store.commit(round_of(2))
-    except StoreDamaged as error:
+    except StoreUnwritable as error:
         print(error)
     else:
         sys.exit("a commit succeeded on a full disk")
@@ -264,7 +264,7 @@ for t in range(3, 8):
     ballast.truncate(ballast.tell() - 164 * 1024)
     try:
         store.commit(round_of(t))
-    except StoreDamaged as error:
+    except StoreUnwritable as error:
         print(error)
         break
     ballast.truncate(0)

@@ -9,6 +9,11 @@ from hypothesis import strategies as st
 from common.rpc.frames import Frame, Malformed, decode_frame, encode_frame
 from common.rpc.v1 import parameter_server_pb2 as pb
 
+STRICTER = {
+    "wire type 3 does not exist here",  # a stock runtime skips groups it does not know
+    "a number is longer than 64 bits",  # it drops the bits beyond
+}
+
 uint64 = st.integers(0, 2**64 - 1)
 callers = st.builds(
     pb.Caller, run_id=st.text(max_size=20), client_id=st.integers(0, 2**32 - 1), incarnation=st.binary(max_size=20)
@@ -89,7 +94,7 @@ def test_what_a_stock_runtime_still_reads_after_an_edit_is_read_alike(
     if expected is None:
         assert isinstance(found, Malformed)
     elif isinstance(found, Malformed):
-        assert found.reason == "wire type 3 does not exist here"  # a stock runtime skips unknown groups
+        assert found.reason in STRICTER
     else:
         assert_same(found, expected)
 

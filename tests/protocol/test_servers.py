@@ -15,7 +15,7 @@ from federations import ServerProcess, small_experiment, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stock_client import CALL_S, Federation, StockClient
 
-from common.errors import exit_code_of
+from common.errors import AttackError, ServerUnreachable, exit_code_of
 from common.rpc.methods import PARAMETER_SERVER
 from common.rpc.options import server_options
 from common.rpc.v1 import parameter_server_pb2 as pb
@@ -131,12 +131,13 @@ def recomputed(server: ServerProcess, round_id: int, theta: np.ndarray, rows: np
     """The next model by the pure functions, every identity counted as having answered."""
     import torch
 
+    from common.learning.task import build_task
     from common.noise import SeededGaussian
     from ps.main import mechanism_of
     from ps.update import ServerState, advance, release
 
     training = server.experiment.training
-    _, mechanism = mechanism_of(server.experiment)
+    _, mechanism = mechanism_of(server.experiment, build_task(server.experiment))
     matrix = torch.from_numpy(rows.copy())
     for row in matrix:
         mechanism.condition(row)
@@ -275,6 +276,19 @@ def test_the_wiretap_shows_adversaries_the_honest_momenta_once_all_are_there(tap
     assert ids == [0, 1, 2, 3]
     np.testing.assert_allclose(shown, rows[:4], atol=2**-19)  # as they stand at the server: on its grid
     members.close()
+
+
+async def test_an_adversary_whose_wiretap_does_not_answer_says_so_and_guesses_nothing(tapped: ServerProcess) -> None:
+    import torch
+
+    from adversary.omniscience import Omniscient
+
+    dead = Omniscient("127.0.0.1:9", lambda: {4: pb.Caller()}, num_parameters=10, chunk_bytes=4096, wait_s=0.5)
+    with pytest.raises(ServerUnreachable, match=r"wiretap at 127\.0\.0\.1:9"):
+        await dead.estimate(0, torch.zeros(1, 10))
+    refused = Omniscient(tapped.wiretap, lambda: {4: pb.Caller()}, num_parameters=10, chunk_bytes=4096, wait_s=0.5)
+    with pytest.raises(AttackError, match="wrong_run"):
+        await refused.estimate(0, torch.zeros(1, 10))
 
 
 def test_when_the_run_is_over_everyone_is_told_whatever_they_ask(tapped: ServerProcess) -> None:

@@ -208,22 +208,28 @@ class JoinReply(_message.Message):
     JOINED_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     PUBLIC_CONFIGURATION_FIELD_NUMBER: _builtins.int
+    RUN_FINISHED_FIELD_NUMBER: _builtins.int
     public_configuration: _builtins.str
     """JSON: "section.key" to value"""
     @_builtins.property
     def joined(self) -> Global___Joined: ...
     @_builtins.property
     def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def run_finished(self) -> Global___RunFinished:
+        """beside a refusal because the run is over: how it ended"""
+
     def __init__(
         self,
         *,
         joined: Global___Joined | None = ...,
         refusal: Global___Refusal | None = ...,
         public_configuration: _builtins.str = ...,
+        run_finished: Global___RunFinished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "outcome", b"outcome", "refusal", b"refusal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "outcome", b"outcome", "refusal", b"refusal", "run_finished", b"run_finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "outcome", b"outcome", "public_configuration", b"public_configuration", "refusal", b"refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "outcome", b"outcome", "public_configuration", b"public_configuration", "refusal", b"refusal", "run_finished", b"run_finished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["joined", "refusal"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
