@@ -265,14 +265,18 @@ def _run_dir(source: str, given: Path | None, resume: bool) -> Path:
 
 
 def _stored(given: Experiment, folder: Path, tell: Callable[[dict[str, Any]], None]) -> Experiment:
-    """The configuration a run is resumed under; what was asked for beyond it is said to be ignored."""
+    """The configuration a run is resumed under: as stored, but for what is asked for in ``[network]``.
+
+    What else was asked for is said to be ignored.
+    """
     from deploy.local import stored_experiment
 
     stored = stored_experiment(folder)
     if ignored := given.differences(stored.public()):
         text = "; ".join(line.replace("at the parameter server", "in the run folder") for line in ignored)
         tell({"event": "warning", "message": f"a resumed run keeps its configuration, ignored: {text}"})
-    return stored
+    asked = {key: getattr(given.network, key) for key in given.network.model_fields_set}
+    return stored.model_copy(update={"network": stored.network.model_copy(update=asked)})
 
 
 def _ids(text: str, clients: int) -> list[int]:

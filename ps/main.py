@@ -117,7 +117,7 @@ def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mec
         folders=experiment.folders,
         **experiment.aggregation.parameters,
     )
-    if federation.weights != "equal":
+    if rule.takes_weights or federation.weights != "equal":
         rule = rule.with_weights(_weights(experiment, task))
     budget = (
         None
@@ -146,6 +146,8 @@ def _weights(experiment: Experiment, task: Task) -> Sequence[float]:
     """One public weight per identity: as configured, or the number of samples each was dealt."""
     if isinstance(experiment.federation.weights, tuple):
         return experiment.federation.weights
+    if experiment.federation.weights == "equal":
+        return [1.0] * experiment.federation.clients
     if experiment.data.partition == "local":
         raise ConfigError(
             'federation.weights = "samples" needs data that is dealt: with data.partition = "local" list the counts'

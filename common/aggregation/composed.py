@@ -57,6 +57,7 @@ class Composed(Rule):
         self.needs = frozenset().union(rule.needs, *(step.needs for step in self.before))
         self.equivariant = rule.equivariant and all(step.equivariant for step in self.before)
         self.needs_clipping = rule.needs_clipping
+        self.weights = getattr(rule, "weights", None)
         self.takes_weights = rule.takes_weights and all(step.keeps_identities for step in self.before)
         follows = rule.lipschitz and all(step.moved(_MOST_CLIENTS, 1.0, 1.0) is not None for step in self.before)
         self.lipschitz, self.project_output = follows, not follows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from common.aggregation.rows import combine, squared_norms
+from common.aggregation.rows import combine, rough_squared_norms
 from common.aggregation.rule import RoundContext
 from common.aggregation.weights import WeightedRule
 
@@ -28,9 +28,9 @@ class NormalizedMean(WeightedRule):
 
     Sensitivity
         2 · max α on the m_i, whatever their norms: no clipping is needed. A unit vector is replaced by another, and
-        antipodal ones attain it, up to the factor 1 - 2⁻²⁰, which is there to cover what rounding adds to norms and to
-        the sum in float64. Strict: 2 times the sum of the f + 1 largest weights. With server momentum inside the rule
-        the same, with no factor 1 - β: a direction does not shrink.
+        antipodal ones attain it, up to the factor 1 - 2⁻²⁰, which is there to cover what rounding adds: at most 2⁻²¹ of
+        a norm, and next to nothing in the sum, which is in float64. Strict: 2 times the sum of the f + 1 largest
+        weights. With server momentum inside the rule the same, with no factor 1 - β: a direction does not shrink.
     Complexity
         O(n d) time in two passes, O(d) memory.
 
@@ -39,7 +39,7 @@ class NormalizedMean(WeightedRule):
     =============================  =======================================================
     zero row                       contributes zero and keeps its weight; no ε is added to norms
     non-finite row                 the same
-    1e30, 3e38, 1e-45 in a row     its direction: norms are taken in float64, which holds the squares
+    1e30, 3e38, 1e-45 in a row     its direction: rows of such norms are done in float64, which holds squares
     absent row (zero)              contributes zero: weights are never renormalised
     n = 2f + 1, f = 0              nothing special; f is ignored
     all equal                      that direction, times 1 - 2⁻²⁰
@@ -63,7 +63,7 @@ class NormalizedMean(WeightedRule):
 
     def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:
         weights = self.weights_of(x, context)
-        squares = squared_norms(x)
+        squares = rough_squared_norms(x)
         direction = np.isfinite(squares) & (squares > 0.0)
         factors = np.zeros(len(weights))
         factors[direction] = weights[direction] * _JUST_BELOW_ONE / np.sqrt(squares[direction])

@@ -18,7 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["blocks", "canonical_order", "combine", "mix", "mix_in_float64", "on_cpu", "scale_rows", "squared_norms"]
+__all__ = [
+    "blocks",
+    "canonical_order",
+    "combine",
+    "mix",
+    "mix_in_float64",
+    "on_cpu",
+    "rough_squared_norms",
+    "scale_rows",
+    "squared_norms",
+]
 
 Vector = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -26,6 +36,9 @@ Indices = NDArray[np.intp]
 _CPU_ELEMENTS = 1 << 16  # of a block: half a MiB in float64
 _DEVICE_ELEMENTS = 1 << 24
 _FEWEST_COLUMNS = 256
+_SMALLEST_SCALE = 1e-30
+_SEGMENT = 16
+_SAFE_SQUARE = 2.0**-60  # above, squares that float32 cannot hold add nothing that counts
 _FIRST_COLUMNS = 16  # these nearly always tell two rows apart
 
 
@@ -60,6 +73,27 @@ def squared_norms(x: Tensor, origin: Tensor | None = None) -> Vector:
             if zero is not None:
                 part -= zero[columns]
             total += np.einsum("ij,ij->i", part, part)
+    return total
+
+
+def rough_squared_norms(x: Tensor) -> Vector:
+    """As :func:`squared_norms` about 0, up to a relative error of 2⁻²⁰, and two to three times faster on the CPU.
+
+    Sixteen squares at a time are added up in float32, in whatever order the machine likes: 16 roundings of 2⁻²⁴ at
+    most. Rows so small or large that float32 squares could have left their range are done again in float64.
+    """
+    n, d = x.shape
+    whole = d // _SEGMENT * _SEGMENT
+    if not on_cpu(x) or not whole or x.stride(1) != 1:
+        return squared_norms(x)
+    segments = x.numpy()[:, :whole].reshape(n, whole // _SEGMENT, _SEGMENT)  # a view
+    total = squared_norms(x[:, whole:])
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sums: NDArray[np.float32] = np.einsum("ijk,ijk->ij", segments, segments)
+        total += sums.sum(axis=1, dtype=np.float64)
+    doubtful = np.flatnonzero(~((total > _SAFE_SQUARE) & np.isfinite(total)))
+    if len(doubtful):
+        total[doubtful] = squared_norms(x[torch.from_numpy(doubtful)])
     return total
 
 
@@ -107,21 +141,21 @@ def _mix_into(result: Tensor, x: Tensor, matrix: Vector, used: Indices) -> None:
 
 
 def scale_rows(x: Tensor, scales: Vector) -> Tensor:
-    """float32 (n, d): each row times its scale, in float64; a scale of 0 gives the zero row, whatever stood there.
+    """float32 (n, d): each row times its scale in [0, 1]; 0 gives the zero row, whatever stood there.
 
-    Without a scale other than 1 the rows are returned as they are, not copied.
+    Without a scale other than 1 the rows are returned as they are, not copied. The norm of a row may come out too
+    large by a share of 2⁻²³, for rounding the scale and the products.
     """
-    changed = np.flatnonzero(scales != 1.0)
-    if not len(changed):
+    if bool((scales == 1.0).all()):
         return x
-    result = x.clone(memory_format=torch.contiguous_format)
-    for row in changed:
-        if scales[row] == 0.0:
-            result[row] = 0.0
-            continue
-        for start in range(0, x.shape[1], _CPU_ELEMENTS if on_cpu(x) else _DEVICE_ELEMENTS):
-            part = result[row, start : start + (_CPU_ELEMENTS if on_cpu(x) else _DEVICE_ELEMENTS)]
-            part.copy_(part.to(torch.float64) * float(scales[row]))
+    result = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    for row, scale in enumerate(scales.tolist()):
+        if scale == 0.0:
+            result[row].zero_()
+        elif scale < _SMALLEST_SCALE:  # float32 would lose digits of it
+            result[row] = x[row].to(torch.float64) * scale
+        else:
+            torch.mul(x[row], scale, out=result[row])
     return result
 
 

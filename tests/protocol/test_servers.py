@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -255,7 +256,11 @@ def test_the_wiretap_is_not_on_the_clients_port(tapped: ServerProcess) -> None:
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_the_wiretap_shows_adversaries_the_honest_momenta_once_all_are_there(tapped: ServerProcess) -> None:
+async def test_the_wiretap_shows_adversaries_the_honest_momenta_once_all_are_there(tapped: ServerProcess) -> None:
+    import torch
+
+    from adversary.omniscience import Omniscient
+
     members = Federation(tapped)
     *honest, adversary = members.clients
     round_id = adversary.pull()[0].model.round_id
@@ -270,8 +275,15 @@ def test_the_wiretap_shows_adversaries_the_honest_momenta_once_all_are_there(tap
     assert tapped_rows(tapped, stranger, round_id)[2].refusal.kind == pb.SUPERSEDED
     stranger.close()
 
-    honest[3].push_accepted(round_id, rows[3])
+    knowledge = Omniscient(
+        tapped.wiretap, lambda: {4: adversary.caller}, num_parameters=len(rows[0]), chunk_bytes=4096, wait_s=0.2
+    )
+    waiting = asyncio.create_task(knowledge.estimate(round_id, torch.full((1, len(rows[0])), 9.0)))
+    await asyncio.sleep(0.6)  # longer than the wiretap waits in one call
+    assert not waiting.done()
+    await asyncio.to_thread(honest[3].push_accepted, round_id, rows[3])
 
+    np.testing.assert_allclose((await waiting).numpy(), rows[:4], atol=2**-19)
     ids, shown, _ = tapped_rows(tapped, adversary, round_id)
     assert ids == [0, 1, 2, 3]
     np.testing.assert_allclose(shown, rows[:4], atol=2**-19)  # as they stand at the server: on its grid

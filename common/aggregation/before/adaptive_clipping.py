@@ -17,8 +17,7 @@ class AdaptiveClipping(Preparation):
     """Clip the k = ⌊2 f (n - f)/n⌋ longest rows to the norm of the (k + 1)-th longest.
 
     Allouah et al. 2024, "The Vital Role of Gradient Clipping in Byzantine-Resilient Distributed Learning" (arXiv
-    2405.14432). k is computed in integers: in
-    floating point it comes out one too small for some n and f.
+    2405.14432). k is computed in integers.
 
     Sensitivity
         One row can decide the length of k others, so nothing is proved for a rule behind it: 2C, by projecting the

@@ -24,7 +24,7 @@ class Clipping(Preparation):
 
     Sensitivity
         A row stays a row, in the ball of radius min(C, c), which is where the sensitivity of the rule behind it is
-        taken (with 2⁻²³ c for rounding to float32). Refused where server momentum is inside the rule: there a norm
+        taken (with 2⁻²² c for rounding to float32). Refused where server momentum is inside the rule: there a norm
         about 0 says nothing of what the client sent.
     Robustness
         A fixed radius is not (f, κ)-robust for any κ, whatever follows.

@@ -12,7 +12,7 @@ from common.errors import RuleError
 
 __all__ = ["FLOAT32_ROUNDING", "Preparation"]
 
-FLOAT32_ROUNDING = 2.0**-23  # of a vector's norm; to the nearest it is half of that
+FLOAT32_ROUNDING = 2.0**-22  # a share of a vector's norm, and more than a product in float32 can be off by
 
 
 class Preparation(ABC):
