@@ -137,8 +137,8 @@ class Exchange:
                     log.info("joining again: %s", reason)
                 except grpc.aio.AioRpcError as problem:
                     log.info("the parameter server does not answer: %s: %s", problem.code().name, problem.details())
-                if self._alive_at > alive_before:
-                    backoff = FIRST_BACKOFF_S
+                if self._alive_at > alive_before:  # it was there until now, however long ago it last said something
+                    backoff, self._alive_at = FIRST_BACKOFF_S, loop.time()
                 if loop.time() - self._alive_at > self._network.server_gone_s:
                     raise ServerUnreachable(
                         f"no answer from the parameter server at {self._address} for "

@@ -25,7 +25,7 @@ from common.errors import ByzULDPError
 from deploy.processes import child_context
 from ps.reader import RunReader
 
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 """Nothing here takes so long, unless it is broken."""
 
 Tree = dict[str, dict[str, Any]]

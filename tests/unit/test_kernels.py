@@ -408,3 +408,24 @@ def test_the_triton_kernel_gives_the_sums_of_a_sort_under_tritons_interpreter():
 def test_every_kernel_of_a_size_is_another_text():
     texts = [straight_line_source(network(n, f)) for n, f in itertools.product((9, 10), (1, 2))]
     assert len(set(texts)) == 4
+
+
+WITHOUT_THE_REST = """
+import runpy, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"pydantic", "randomgen", "safetensors", "torchvision", "grpc", "google", "typer"}:
+            raise ImportError(f"{name} is not on a machine with a GPU")
+
+sys.meta_path.insert(0, Blocker())
+runpy.run_path("benchmarks/gpu_check.py", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here: run benchmarks/gpu_check.sh")
+def test_the_gpu_check_needs_only_torch_numpy_and_scipy_and_says_that_it_is_skipped_without_a_gpu():
+    command = [sys.executable, "-c", WITHOUT_THE_REST]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 77, done.stderr
+    assert done.stdout.startswith("skipped: torch sees no CUDA device here")

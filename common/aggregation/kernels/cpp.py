@@ -65,7 +65,7 @@ typedef double Double __attribute__((vector_size(BYTES)));
 
 constexpr ptrdiff_t LANES = BYTES / 4;
 constexpr ptrdiff_t COLUMNS = 64;     // of a block: four cache lines of every row
-constexpr ptrdiff_t SHARE = 64 * 64;  // columns that a thread takes at a time
+constexpr ptrdiff_t SHARE = 32 * 64;  // columns that a thread takes at a time
 
 // A comparison and a selection would be two instructions on x86, where a minimum is one. Written for values that are
 // not NaN; of two zeros of different sign either may be lost, which no sum can tell.
