@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -85,6 +86,7 @@ def run_parameter_server(
             experiment = stored.model_copy(update={"network": experiment.network})
         address = parse_address(experiment.network.address)
         refuse_insecure(address, insecure=experiment.network.insecure)
+        _refuse_unbindable(address)
         single_threaded()
         task = build_task(experiment)
         budget, mechanism = mechanism_of(experiment, task)
@@ -387,6 +389,29 @@ class _Run:
         save_file(self.task.model.state_dict_from(theta), self.store.folder / "public" / MODEL_FILE)
 
 
+def _refuse_unbindable(address: Address) -> None:
+    """Before there is a run folder: can the address be bound?
+
+    Raises
+    ------
+    AddressUnavailable
+        It is in use, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as problem:
+            raise _unavailable(address, problem.strerror or str(problem)) from None
+
+
+def _unavailable(address: Address, why: str) -> AddressUnavailable:
+    return AddressUnavailable(
+        f"{address} cannot be bound: {why}. Choose another network.address; port 0 lets the system choose"
+    )
+
+
 def _bind(
     address: Address, service: grpc.GenericRpcHandler, chunk_bytes: int, max_rpcs: int
 ) -> tuple[grpc.aio.Server, int]:
@@ -397,8 +422,5 @@ def _bind(
     except RuntimeError:
         port = 0
     if port == 0:
-        raise AddressUnavailable(
-            f"{address} cannot be bound: it is in use, or not an address of this machine. Choose another "
-            "network.address; port 0 lets the system choose"
-        )
+        raise _unavailable(address, "it is in use, or not an address of this machine")
     return server, port
