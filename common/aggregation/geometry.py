@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.aggregation.rows import Indices, blocks, canonical_order, combine, on_cpu
+from common.aggregation.rows import Indices, blocks, canonical_order, combine, on_cpu, products_of
 
 __all__ = ["Geometry", "centred_at", "geometry_of"]
 
@@ -112,7 +112,7 @@ def _products(x: Tensor, order: Indices, finite: NDArray[np.bool_], origin: Tens
                 part[zeroed] = 0.0
                 if zero is not None:
                     part -= zero[columns]
-                total += part @ part.T
+                total += products_of(part)
         return _symmetric(total)
     rows = torch.from_numpy(order).to(x.device)
     device_total = torch.zeros((n, n), dtype=torch.float64, device=x.device)

@@ -25,6 +25,8 @@ __all__ = [
     "mix",
     "mix_in_float64",
     "on_cpu",
+    "product",
+    "products_of",
     "rough_squared_norms",
     "scale_rows",
     "squared_norms",
@@ -36,6 +38,8 @@ Indices = NDArray[np.intp]
 _CPU_ELEMENTS = 1 << 16  # of a block: half a MiB in float64
 _DEVICE_ELEMENTS = 1 << 24
 _FEWEST_COLUMNS = 256
+_ONE_THREAD = 1 << 18  # multiplications: a smaller product OpenBLAS computes on one thread
+_NARROWEST = 16  # columns of a piece: below, many rows make the product large enough for threads to pay
 _SMALLEST_SCALE = 1e-30
 _SEGMENT = 16
 _SAFE_SQUARE = 2.0**-60  # above, squares that float32 cannot hold add nothing that counts
@@ -136,8 +140,39 @@ def _mix_into(result: Tensor, x: Tensor, matrix: Vector, used: Indices) -> None:
     with np.errstate(invalid="ignore"):  # inf - inf, NaN: the caller looks at the result
         for columns in blocks(x, len(used)):
             part = values[:, columns] if everything else values[used, columns]
-            out[:, columns] = matrix @ part.astype(np.float64)
+            out[:, columns] = product(matrix, part.astype(np.float64))
     out += 0.0  # -0.0 becomes 0.0: the sign of a zero says nothing
+
+
+def product(matrix: Vector, part: Vector) -> Vector:
+    """matrix (m, k) times part (k, c), in pieces too small for BLAS to spread over threads.
+
+    Threads that meet after every block wait for each other longer than they compute, as soon as another process has
+    one of the cores.
+    """
+    (m, k), c = matrix.shape, part.shape[1]
+    width = _ONE_THREAD // max(1, m * k)
+    if m == 1 or width < _NARROWEST or width >= c:
+        return np.asarray(matrix @ part)
+    whole = c // width * width
+    pieces = part[:, :whole].reshape(k, -1, width).transpose(1, 0, 2)
+    result = np.empty((m, c))
+    np.matmul(matrix, pieces, out=result[:, :whole].reshape(m, -1, width).transpose(1, 0, 2))
+    result[:, whole:] = matrix @ part[:, whole:]
+    return result
+
+
+def products_of(part: Vector) -> Vector:
+    """part (n, c) times its transpose; as :func:`product`, in small pieces."""
+    n, c = part.shape
+    width = _ONE_THREAD // (n * n)
+    if width < _NARROWEST or width >= c:
+        return np.asarray(part @ part.T)
+    whole = c // width * width
+    pieces = part[:, :whole].reshape(n, -1, width).transpose(1, 0, 2)
+    rest = part[:, whole:]
+    # A copy, for a product of an array with itself goes to another routine, which does use threads.
+    return np.asarray(np.matmul(pieces, pieces.copy().transpose(0, 2, 1)).sum(axis=0) + rest @ rest.copy().T)
 
 
 def scale_rows(x: Tensor, scales: Vector) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,22 +45,22 @@ def mean_around_median(x: Tensor, dropped: int) -> Tensor:
                 ordered = block.T.astype(np.float64)
                 if np.isnan(ordered[-1]).any():
                     ordered[np.isnan(ordered)] = np.inf
-                out[start : start + _COLUMNS] = _windowed(torch.from_numpy(ordered), dropped).numpy()
+                out[start : start + _COLUMNS] = _windowed(ordered, dropped, np.where)
         return result
     columns = max(1, _ELEMENTS // n)
     for start in range(0, d, columns):
         part = x[:, start : start + columns].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        result[start : start + columns] = _windowed(part.sort(dim=0).values.to(torch.float64), dropped)
+        result[start : start + columns] = _windowed(part.sort(dim=0).values.to(torch.float64), dropped, torch.where)
     return result
 
 
-def _windowed(ordered: Tensor, dropped: int) -> Tensor:
-    """The mean of the window, of float64 (n, c) sorted along n; overwrites its argument."""
-    n = ordered.shape[0]
+def _windowed(ordered: Any, dropped: int, where: Callable[..., Any]) -> Any:
+    """The mean of the window, of float64 (n, c) sorted along n, an array or a tensor; overwrites it."""
+    n = len(ordered)
     kept = n - dropped
     twice_median = ordered[(n - 1) // 2] + ordered[n // 2]
     for low in range(dropped):
         # Row low mod k holds what is kept of rows low, low - k, …; a row is read as `low` before it is written.
         slot, incoming = ordered[low % kept], ordered[low + kept]
-        torch.where(ordered[low] + incoming < twice_median, incoming, slot, out=slot)
-    return ordered[:kept].sum(dim=0).div_(kept).add_(0.0)
+        slot[:] = where(ordered[low] + incoming < twice_median, incoming, slot)
+    return ordered[:kept].sum(0) / kept + 0.0

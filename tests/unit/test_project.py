@@ -86,3 +86,11 @@ def test_nothing_unpickles():
     sources = {name: (ROOT / name).read_text() for name in files.split() if not name.startswith("tests/")}
     pattern = r"^\s*(import pickle|from pickle|import (dill|cloudpickle|joblib))|torch\.load\("
     assert [name for name, text in sources.items() if re.search(pattern, text, flags=re.MULTILINE)] == []
+
+
+def test_every_rule_and_step_has_a_line_in_the_rules_document():
+    from common.aggregation import BEFORE, RULES
+
+    document = (ROOT / "docs/rules.md").read_text()
+    assert [name for name in RULES if f"| `{name}` |" not in document] == []
+    assert [name for name in BEFORE if f"`{name}`" not in document] == []
