@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 EXPERIMENT ?= mnist
 TESTS      ?= tests
 
-.PHONY: help install run test test-system test-all check format proto data clean
+.PHONY: help install run test test-system test-all check format proto data clean bench-aggregation
 
 help:
 	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-system  the tests that need Debian packages"
 	@echo "make test-all     everything, the slow suite included"
 	@echo "make check        lint, types, layers"
+	@echo "make bench-aggregation  time the rules beside their peers"
 	@echo "make proto        regenerate the protocol's Python code"
 
 install: $(READY)
@@ -55,6 +56,9 @@ proto: install
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	  proto/common/rpc/v1/*.proto
+
+bench-aggregation: install
+	$(BIN)/python benchmarks/aggregation.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
