@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from common.aggregation.rule import SumRule
+from common.aggregation.kernels import trimmed
+from common.aggregation.rule import RoundContext, SumRule
 
 __all__ = ["Mean"]
 
@@ -38,9 +38,12 @@ class Mean(SumRule):
     def divisor(self, num_clients: int) -> int:
         return num_clients
 
+    def prepare(self, n: int, d: int, device: torch.device | str) -> None:
+        super().prepare(n, d, device)
+        trimmed.prepare(n, 0, d, device)
+
     def sum_of_kept(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu":
-            # numpy's sums start at 0.0; here adding it makes 0.0 of -0.0, whose sign would depend on the order of rows
-            return x.sum(dim=0, dtype=torch.float64).add_(0.0)
-        with np.errstate(invalid="ignore"):  # inf - inf
-            return torch.from_numpy(x.numpy().sum(axis=0, dtype=np.float64))
+        return trimmed(x, 0, mean=False)  # nothing trimmed
+
+    def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:  # noqa: ARG002 - needs none
+        return trimmed(x, 0, mean=True)

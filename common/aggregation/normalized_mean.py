@@ -28,7 +28,7 @@ class NormalizedMean(WeightedRule):
 
     Sensitivity
         2 · max α on the m_i, whatever their norms: no clipping is needed. A unit vector is replaced by another, and
-        antipodal ones attain it, up to the factor 1 - 2⁻²⁰, which is there to cover what rounding adds: at most 2⁻²¹ of
+        antipodal ones attain it, up to the factor 1 - 2⁻²⁰, which is there to cover what rounding adds: below 2⁻²⁰ of
         a norm, and next to nothing in the sum, which is in float64. Strict: 2 times the sum of the f + 1 largest
         weights. With server momentum inside the rule the same, with no factor 1 - β: a direction does not shrink.
     Complexity

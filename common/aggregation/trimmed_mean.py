@@ -56,6 +56,12 @@ class TrimmedMean(SumRule):
     def divisor(self, num_clients: int) -> int:
         return num_clients - 2 * self.num_byzantine
 
+    def kappa(self, num_clients: int) -> float:
+        """6 r (1 + r) with r = f/(n - 2f) (Allouah et al. 2023, "Fixing by Mixing")."""
+        self.require(num_clients)
+        r = self.num_byzantine / self.divisor(num_clients)
+        return 6.0 * r * (1.0 + r)
+
     def prepare(self, n: int, d: int, device: torch.device | str) -> None:
         super().prepare(n, d, device)
         trimmed.prepare(n, self.num_byzantine, d, device)
