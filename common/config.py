@@ -46,7 +46,7 @@ def _finite(value: float) -> float:
 Number = Annotated[float, AfterValidator(_finite)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 Fraction01 = Annotated[float, Field(ge=0, lt=1), AfterValidator(_finite)]
-NonNegative = Annotated[float, Field(ge=0), AfterValidator(_finite)]
+NonNegative = Annotated[float, Field(ge=0, le=1e30), AfterValidator(_finite)]
 
 
 def _none(value: Any) -> Any:
@@ -69,7 +69,9 @@ class _OpenSection(_Section):
 
     @model_validator(mode="after")
     def _no_reserved_keys(self) -> _OpenSection:
-        for key in self.parameters:
+        for key, value in self.parameters.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{key} = {value!r}: expected a finite number")
             if key in self.reserved:
                 raise ValueError(
                     f"{key} is set elsewhere in the experiment, not among a rule's or an attack's own keys"
@@ -223,6 +225,7 @@ class Network(_Section):
     publish_margin_s: Positive = Field(default=2.0, description="round_timing = fixed: of which to make the model")
     quorum_deadline_s: Positive = Field(default=60.0, description="below the quorum, after the deadline, give up")
     rpc_deadline_s: Positive = Field(default=30.0, description="of a short call")
+    first_message_s: Positive = Field(default=5.0, description="a stream says who it is within so long")
     heartbeat_s: Positive = 1.0
     liveness_s: Positive = Field(default=15.0, description="without a heartbeat for so long, a member is dead")
     server_gone_s: Positive = Field(default=60.0, description="a client gives up after so long without the PS")
@@ -258,6 +261,11 @@ class Experiment(_Section):
         if self.data.deal_to == "honest" and self.num_adversaries == self.federation.clients:
             raise ValueError('data.deal_to = "honest" needs at least one honest client')
         privacy, network = self.privacy, self.network
+        if privacy.epsilon is not None and privacy.delta * self.federation.clients >= 1:
+            raise ValueError(
+                f"privacy.delta = {privacy.delta:g} must be below 1/clients = {1 / self.federation.clients:g}: a "
+                f"mechanism that gives one client away entirely would pass otherwise"
+            )
         if privacy.round_timing == "fixed":
             if privacy.epsilon is None:
                 raise ValueError('privacy.round_timing = "fixed" is for private runs: set privacy.epsilon')
@@ -360,10 +368,24 @@ def load_experiment(source: str | Path, overrides: Iterable[str] = ()) -> Experi
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path} is not valid TOML: {problem}") from None
-    for override in overrides:
-        _apply(tree, override)
+    except OSError as problem:
+        raise ConfigError(f"{path} cannot be read: {problem.strerror}") from None
+    tree = with_overrides(tree, overrides)
     tree.setdefault("folder", str(path.resolve().parent))
     return experiment_from(tree, where=str(path))
+
+
+def with_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A nested dictionary with ``section.key=value`` assignments applied (in place).
+
+    Raises
+    ------
+    ConfigError
+        An override is no assignment.
+    """
+    for override in overrides:
+        _apply(tree, override)
+    return tree
 
 
 def experiment_from(tree: dict[str, Any], *, where: str = "the experiment") -> Experiment:

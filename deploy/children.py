@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection as mp_connection
 from multiprocessing import parent_process
@@ -103,12 +104,14 @@ def run_child(assignment: Assignment, events: Connection) -> None:
     try:
         status, message = _function(assignment.entry)(assignment, report)
     except ByzULDPError as problem:
-        sys.stderr.write(f"error: {problem}\n")
         report.close({"event": "failed", "status": problem.status, "message": str(problem)})
+        with suppress(OSError):  # a full disk must not hide the reason
+            sys.stderr.write(f"error: {problem}\n")
         sys.exit(problem.exit_code)
     except Exception as problem:
-        traceback.print_exc()
         report.close({"event": "crashed", "message": f"{type(problem).__name__}: {problem}"[:1000]})
+        with suppress(OSError):
+            traceback.print_exc()
         sys.exit(1)
     report.close({"event": "done", "status": status, "message": message})
 
@@ -119,7 +122,7 @@ def check(assignment: Assignment, report: Report) -> tuple[str, str]:
     from common.learning.prepared import prepare_dataset
     from common.learning.task import build_task
     from common.plugins import is_plugin
-    from ps.main import device_of, mechanism_of
+    from ps.mechanism import device_of, mechanism_of
 
     experiment = assignment.load()
     if not is_plugin(experiment.data.dataset):
@@ -198,8 +201,9 @@ def _do_not_outlive_launcher(role: str) -> None:
 
     def watch() -> None:
         mp_connection.wait([launcher.sentinel])
-        sys.stderr.write("the launcher is gone; stopping\n")
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stderr.write("the launcher is gone; stopping\n")
+            sys.stderr.flush()
         if role == "ps":  # the round that is being made is still committed
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(ORPHANED_SERVER_S)

@@ -6,6 +6,7 @@ origin is checked before the first of them.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,12 @@ app = typer.Typer(
 
 ExperimentArgument = Annotated[
     str, typer.Argument(help="A TOML file, or the name of a ready experiment.", show_default=False)
+]
+ResumableArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="A TOML file, or the name of a ready experiment; not needed with --resume.", show_default=False
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -74,7 +81,7 @@ def main() -> None:
 
 @app.command()
 def run(
-    experiment: ExperimentArgument,
+    experiment: ResumableArgument = None,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
     resume: ResumeOption = False,
@@ -85,17 +92,17 @@ def run(
     from deploy.display import open_display
     from deploy.local import run_locally
 
-    configuration, folder = _configuration(experiment, set_), _run_dir(experiment, run_dir, resume)
-    with open_display(_name(experiment), configuration.training.rounds, quiet=quiet) as display:
-        if resume:
-            configuration = _stored(configuration, folder, display.show)
+    configuration, folder, notes = _asked_for(experiment, set_, run_dir, resume)
+    with open_display(_name(experiment, folder), configuration.training.rounds, quiet=quiet) as display:
+        for note in notes:
+            display.show(note)
         ending = run_locally(configuration, folder, display, resume=resume)
-    _conclude(ending, experiment, as_json=as_json, quiet=quiet)
+    _conclude(ending, as_json=as_json, quiet=quiet)
 
 
 @app.command()
 def ps(
-    experiment: ExperimentArgument,
+    experiment: ResumableArgument = None,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
     resume: ResumeOption = False,
@@ -112,19 +119,19 @@ def ps(
     from deploy.logs import forward_warnings
 
     overrides = [*(set_ or ()), *([f'network.address="{address}"'] if address is not None else ())]
-    configuration = _configuration(experiment, overrides, insecure=insecure)
-    folder = _run_dir(experiment, run_dir, resume)
-    with open_display(_name(experiment), configuration.training.rounds, quiet=quiet, style="lines") as display:
+    configuration, folder, notes = _asked_for(experiment, overrides, run_dir, resume, insecure=insecure)
+    name = _name(experiment, folder)
+    with open_display(name, configuration.training.rounds, quiet=quiet, style="lines") as display:
         forward_warnings(display.show)
-        if resume:
-            configuration = _stored(configuration, folder, display.show)
+        for note in notes:
+            display.show(note)
         display.show({"event": "note", "message": "loading PyTorch"})
         from ps.main import run_parameter_server
 
         with _interruptible():
             summary = run_parameter_server(configuration, folder, resume=resume, report=display.show)
     ending = Ending(summary["status"], summary["message"], folder, summary)
-    _conclude(ending, experiment, as_json=as_json, quiet=quiet)
+    _conclude(ending, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -251,8 +258,40 @@ def _configuration(source: str, overrides: list[str] | None, *, insecure: bool =
     return load_experiment(source, [*(overrides or ()), *(["network.insecure=true"] if insecure else ())])
 
 
-def _name(source: str) -> str:
-    return Path(source).stem
+def _asked_for(
+    source: str | None, overrides: list[str] | None, run_dir: Path | None, resume: bool, *, insecure: bool = False
+) -> tuple[Experiment, Path, list[dict[str, Any]]]:
+    """The configuration to run, its folder, and what should be said about it first.
+
+    A resumed run has its own configuration; an experiment named beside it is only compared.
+    """
+    from common.errors import ConfigError
+
+    if source is None and not resume:
+        raise ConfigError("name an experiment: a TOML file, or one that `byzuldp experiments` lists")
+    folder = _run_dir(source or "", run_dir, resume)
+    if not resume:
+        return _configuration(source or "", overrides, insecure=insecure), folder, []
+    notes: list[dict[str, Any]] = []
+    if source is not None:
+        return _stored(_configuration(source, overrides, insecure=insecure), folder, notes.append), folder, notes
+    from common.config import experiment_from, with_overrides
+    from deploy.local import stored_experiment
+
+    asked = [*(overrides or ()), *(["network.insecure=true"] if insecure else ())]
+    stored = stored_experiment(folder)
+    if not asked:
+        return stored, folder, notes
+    tree = stored.model_dump(mode="json")
+    given = experiment_from(with_overrides(tree, asked))
+    if ignored := given.differences(stored.public()):
+        text = "; ".join(line.replace("at the parameter server", "in the run folder") for line in ignored)
+        notes.append({"event": "warning", "message": f"a resumed run keeps its configuration, ignored: {text}"})
+    return stored.model_copy(update={"network": given.network}), folder, notes
+
+
+def _name(source: str | None, folder: Path) -> str:
+    return folder.name if source is None else Path(source).stem
 
 
 def _run_dir(source: str, given: Path | None, resume: bool) -> Path:
@@ -261,7 +300,7 @@ def _run_dir(source: str, given: Path | None, resume: bool) -> Path:
 
     if given is None and resume:
         raise ConfigError("--resume needs --run-dir: name the folder of the run to go on with, for instance runs/…")
-    return new_run_dir(_name(source)) if given is None else given
+    return new_run_dir(Path(source).stem) if given is None else given
 
 
 def _stored(given: Experiment, folder: Path, tell: Callable[[dict[str, Any]], None]) -> Experiment:
@@ -354,7 +393,7 @@ def _exit_code(status: str) -> int:
     return 0 if status == "over" else exit_code_of(status)
 
 
-def _conclude(ending: Ending, source: str, *, as_json: bool, quiet: bool) -> None:
+def _conclude(ending: Ending, *, as_json: bool, quiet: bool) -> None:
     """Print what came out, and exit with the status's code."""
     import json
 
@@ -370,7 +409,8 @@ def _conclude(ending: Ending, source: str, *, as_json: bool, quiet: bool) -> Non
     if ending.status != "completed":
         typer.echo(f"error: {ending.status}: {ending.message}", err=True)
         if ending.status in ("interrupted", "quorum_lost", "failed") and (ending.run_dir / "run.sqlite").exists():
-            typer.echo(f"go on with: byzuldp run {source} --resume --run-dir {ending.run_dir}", err=True)
+            program = shlex.join([sys.argv[0], "run", "--resume", "--run-dir", str(ending.run_dir)])
+            typer.echo(f"go on with: {program}", err=True)
     raise typer.Exit(_exit_code(ending.status))
 
 

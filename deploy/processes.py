@@ -25,6 +25,7 @@ CHILD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "PYTHONSAFEPATH": "1",  # a client.py in the working directory is not our client
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # its fork handlers; no process of ours forks after using gRPC
 }
 

@@ -106,7 +106,7 @@ class Progress:
             return "NOT PRIVATE: the wiretap is on"
         if self.epsilon is not None:
             return f"ε = {self.epsilon:.3g} spent"
-        return "no DP" if self.round else "–"
+        return "no DP" if self.latencies else "–"  # a resumed run has rounds behind it that told us nothing
 
     def answered_words(self) -> str:
         return f"{self.answered} of {self.clients}" + missing_words(self.missing) if self.clients else "–"

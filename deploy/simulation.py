@@ -17,7 +17,7 @@ from client.crew import build_crew
 from common.config import Experiment
 from common.learning.task import Task, build_task, single_threaded
 from common.noise import SecureGaussian, SeededGaussian
-from ps.main import device_of, mechanism_of
+from ps.mechanism import device_of, mechanism_of
 from ps.update import ServerState, Shift, advance, context_of, initial_state, release
 
 __all__ = ["SimulatedRound", "simulate"]

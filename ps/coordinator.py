@@ -86,6 +86,7 @@ class Coordinator:
         self._available_at: float | None = None  # when θ of the open round became available
         self._opened_at = 0.0
         self._bytes_down = self._bytes_up = 0
+        self._errors_told: set[tuple[int, int]] = set()
 
     # ---------------------------------------------------------------- the life of a run
 
@@ -165,6 +166,7 @@ class Coordinator:
 
     def _open(self, action: OpenRound) -> None:
         self.inbox.open()
+        self._errors_told.clear()
         self.maker.foresee(action.round_id)
         self._opened_at = time.perf_counter()
         if self._available_at is None:  # the first round of this process: θ has waited for clients, not for us
@@ -247,7 +249,9 @@ class Coordinator:
         changed = asyncio.Event()
         self._waiters.add(changed)
         try:
-            async with asyncio.timeout(min(max(wait_s, 0.0), self.experiment.network.rpc_deadline_s)):
+            # A peer's number: only a comparison that NaN fails may let it near the event loop's timers.
+            limit = self.experiment.network.rpc_deadline_s
+            async with asyncio.timeout(wait_s if 0.0 <= wait_s <= limit else limit if wait_s > limit else 0.0):
                 while self.members.over is None and not condition():
                     changed.clear()
                     await changed.wait()
@@ -293,7 +297,9 @@ class Coordinator:
 
     def client_error(self, attendance: Attendance, error: pb.ClientError) -> None:
         """A client reports a fault of its own."""
-        if error.client_id in attendance.callers:
+        told = (error.client_id, self.rounds.round_id)
+        if error.client_id in attendance.callers and told not in self._errors_told:
+            self._errors_told.add(told)  # one a round of each identity: a peer must not fill logs and disks
             message = f"client {error.client_id}, round {error.round_id}: {shown(error.kind)}: {shown(error.message)}"
             log.warning("%s", message)
             self.count("client_error", error.client_id)

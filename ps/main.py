@@ -7,49 +7,45 @@ import json
 import logging
 import secrets
 import signal
-import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.aggregation import make_rule
 from common.config import Experiment
-from common.errors import AddressUnavailable, ConfigError, StoreDamaged
-from common.learning.partitions import deal_experiment
+from common.errors import StoreDamaged
 from common.learning.task import Task, build_task, single_threaded
 from common.noise import NoiseAhead, SecureGaussian, SeededGaussian
 from common.rpc.addresses import Address, parse_address, refuse_insecure
 from common.rpc.methods import PARAMETER_SERVER, WIRETAP, handlers
-from common.rpc.options import server_options
 from ps.coordinator import Coordinator, Report
 from ps.evaluation import Evaluator, Score
 from ps.inbox import Inbox
+from ps.listening import Health, bind, refuse_unbindable
+from ps.mechanism import device_of, fixed_sensitivity, mechanism_of, premises_for
 from ps.membership import Membership
 from ps.privacy.ledger import Budget, Genesis, Ledger
-from ps.privacy.premises import premises_of, privacy_status
+from ps.privacy.premises import privacy_status
 from ps.roster import Roster
 from ps.round_maker import RoundMaker
 from ps.rounds import EndRun
 from ps.service import ParameterServerService
 from ps.store import CommittedRound, EvaluationRecord, RunStore
-from ps.summary import summarise
+from ps.summary import summarise, write_summary
 from ps.tokens import issue_tokens, load_hashes, save_hashes
 from ps.update import Mechanism
 from ps.wiretap import WiretapService
 
-__all__ = ["mechanism_of", "run_parameter_server"]
+__all__ = ["run_parameter_server"]
 
 log = logging.getLogger("byzuldp.ps")
 
 MODEL_FILE = "model.safetensors"
-SUMMARY_FILE = "summary.json"
 
 
 def run_parameter_server(
@@ -86,7 +82,7 @@ def run_parameter_server(
             experiment = stored.model_copy(update={"network": experiment.network})
         address = parse_address(experiment.network.address)
         refuse_insecure(address, insecure=experiment.network.insecure)
-        _refuse_unbindable(address)
+        refuse_unbindable(address)
         single_threaded()
         task = build_task(experiment)
         budget, mechanism = mechanism_of(experiment, task)
@@ -104,75 +100,6 @@ def run_parameter_server(
         return _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, report, started_at).serve(address)
 
 
-def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mechanism]:
-    """The budget and the release mechanism an experiment asks for.
-
-    Raises
-    ------
-    RuleError, PrivacyError
-        The rule cannot be used with these n and f, or the budget cannot be met.
-    """
-    federation, training, privacy = experiment.federation, experiment.training, experiment.privacy
-    rule = make_rule(
-        experiment.aggregation.rule,
-        num_byzantine=federation.byzantine,
-        folders=experiment.folders,
-        **experiment.aggregation.parameters,
-    )
-    if rule.takes_weights or federation.weights != "equal":
-        rule = rule.with_weights(_weights(experiment, task))
-    budget = (
-        None
-        if privacy.epsilon is None
-        else Budget(privacy.epsilon, privacy.delta, training.rounds, privacy.calibration)
-    )
-    mechanism = Mechanism(
-        rule=rule,
-        num_clients=federation.clients,
-        num_byzantine=federation.byzantine,
-        clip_norm=training.clip_norm,
-        noise_multiplier=0.0 if budget is None else budget.noise_multiplier,
-        strict=privacy.premise == "strict",
-        inside=training.server_momentum_form == "inside",
-    )
-    return budget, mechanism
-
-
-def premises_for(experiment: Experiment) -> tuple[str, ...]:
-    """What the experiment's privacy claim rests on."""
-    privacy = experiment.privacy
-    return premises_of(strict=privacy.premise == "strict", round_timing=privacy.round_timing)
-
-
-def _weights(experiment: Experiment, task: Task) -> Sequence[float]:
-    """One public weight per identity: as configured, or the number of samples each was dealt."""
-    if isinstance(experiment.federation.weights, tuple):
-        return experiment.federation.weights
-    if experiment.federation.weights == "equal":
-        return [1.0] * experiment.federation.clients
-    if experiment.data.partition == "local":
-        raise ConfigError(
-            'federation.weights = "samples" needs data that is dealt: with data.partition = "local" list the counts'
-        )
-    shares = deal_experiment(experiment, task.dataset.train.labels)
-    return [float(len(shares[client_id])) for client_id in range(experiment.federation.clients)]
-
-
-def device_of(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one.
-
-    Raises
-    ------
-    ConfigError
-        CUDA was asked for by name and is not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"training.device = {name!r}: this machine has no usable CUDA device; use auto or cpu")
-    return torch.device(name)
-
-
 def _begin(
     experiment: Experiment, run_dir: Path, task: Task, budget: Budget | None, mechanism: Mechanism
 ) -> tuple[RunStore, Ledger]:
@@ -186,7 +113,7 @@ def _begin(
         rounds=experiment.training.rounds,
         calibration=experiment.privacy.calibration,
         noise_multiplier=mechanism.noise_multiplier,
-        sensitivity=_fixed_sensitivity(mechanism, task.num_parameters),
+        sensitivity=fixed_sensitivity(mechanism, task.num_parameters),
         num_clients=mechanism.num_clients,
         num_byzantine=mechanism.num_byzantine,
         rule=mechanism.rule.name,
@@ -202,13 +129,6 @@ def _begin(
         theta=task.model.parameters_flat().numpy().copy(),
     )
     return store, Ledger.opened(genesis)
-
-
-def _fixed_sensitivity(mechanism: Mechanism, num_parameters: int) -> float | None:
-    """S of every round; None where it follows what was released before (server momentum inside the rule)."""
-    if not mechanism.private:
-        return 0.0
-    return None if mechanism.inside else mechanism.charged_sensitivity(num_parameters)
 
 
 def _refuse_other_mechanism(ledger: Ledger, experiment: Experiment, mechanism: Mechanism) -> None:
@@ -250,13 +170,11 @@ class _Run:
             if committed.round_id % every == 0 and committed.round_id < self.experiment.training.rounds:
                 evaluator.offer(committed.round_id, committed.theta)
 
-        end = asyncio.run(self._serve(address, evaluate))
-        latest = self.store.latest()
-        score = evaluator.finish(latest.round_id, latest.theta)
-        self.store.finish(end.status, end.message)
-        return self._conclude(end, score)
+        return asyncio.run(self._serve(address, evaluator, evaluate))
 
-    async def _serve(self, address: Address, evaluate: Callable[[CommittedRound], None]) -> EndRun:
+    async def _serve(
+        self, address: Address, evaluator: Evaluator, evaluate: Callable[[CommittedRound], None]
+    ) -> dict[str, Any]:
         experiment, network = self.experiment, self.experiment.network
         device = device_of(experiment.training.device)
         self.mechanism.rule.prepare(self.mechanism.num_clients, self.task.num_parameters, device)
@@ -279,25 +197,21 @@ class _Run:
             report=self.report,
             evaluate=evaluate,
         )
-        max_rpcs = (
-            4 * self.mechanism.num_clients + 64
-        )  # a stream, a pull and a push of everyone, and room for strangers
+        max_rpcs = 16 * self.mechanism.num_clients + 2048  # calls held by members are bounded by themselves
         public = json.dumps(experiment.public(), sort_keys=True)
         service = handlers(PARAMETER_SERVER, ParameterServerService(coordinator, public))
-        server, port = _bind(address, service, network.chunk_bytes, max_rpcs)
+        server, port = bind(address, service, network.chunk_bytes, max_rpcs)
         servers, tap_address = [server], None
-        doctor = health.aio.HealthServicer()
+        doctor = Health()
         health_pb2_grpc.add_HealthServicer_to_server(doctor, server)
         if experiment.attack.knowledge == "omniscient" and experiment.num_adversaries:
             tap = WiretapService(coordinator, experiment.honest_ids, experiment.adversary_ids)
-            tap_server, tap_port = _bind(
-                Address(address.host, 0), handlers(WIRETAP, tap), network.chunk_bytes, max_rpcs
-            )
+            tap_server, tap_port = bind(Address(address.host, 0), handlers(WIRETAP, tap), network.chunk_bytes, max_rpcs)
             servers.append(tap_server)
             tap_address = str(Address(address.host, tap_port))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, coordinator.stop, "interrupted", f"{number.name}; continue with --resume")
+            loop.add_signal_handler(number, coordinator.stop, "interrupted", "asked to stop; go on with --resume")
         for item in servers:
             await item.start()
         await doctor.set(PARAMETER_SERVER, health_pb2.HealthCheckResponse.SERVING)
@@ -321,7 +235,8 @@ class _Run:
             for item in servers:
                 await item.stop(grace=0.5)
         self.ledger = maker.ledger
-        return end
+        # Still on the loop, so that a late SIGTERM finds a handler and not a half-written ending.
+        return await loop.run_in_executor(None, self._conclude, end, evaluator)
 
     def _membership(self, roster: Roster, clock: Callable[[], float], live_changed: Callable[[], None]) -> Membership:
         return Membership(
@@ -344,8 +259,12 @@ class _Run:
         self.store.record_evaluation(score.round_id, score.accuracy, score.loss, score.images)
         self.report({"event": "evaluation", "round": score.round_id, "accuracy": score.accuracy, "loss": score.loss})
 
-    def _conclude(self, end: EndRun, score: Score) -> dict[str, Any]:
-        experiment = self.experiment
+    def _conclude(self, end: EndRun, evaluator: Evaluator) -> dict[str, Any]:
+        """Status, model, score, summary: in the order in which they matter if something cuts this short."""
+        experiment, latest = self.experiment, self.store.latest()
+        self.store.finish(end.status, end.message)
+        self._save_model()
+        score = evaluator.finish(latest.round_id, latest.theta)
         summary = summarise(
             experiment=experiment,
             ledger=self.ledger,
@@ -375,9 +294,7 @@ class _Run:
                 "model_file": str(self.store.folder / "public" / MODEL_FILE),
             },
         )
-        self._save_model()
-        path = self.store.folder / SUMMARY_FILE
-        path.write_text(json.dumps(summary, indent=2) + "\n")
+        write_summary(self.store.folder, summary)
         self.report({"event": "end", "status": end.status, "message": end.message})
         return summary
 
@@ -386,41 +303,6 @@ class _Run:
         from safetensors.torch import save_file
 
         theta = torch.from_numpy(self.store.latest().theta.copy())
-        save_file(self.task.model.state_dict_from(theta), self.store.folder / "public" / MODEL_FILE)
-
-
-def _refuse_unbindable(address: Address) -> None:
-    """Before there is a run folder: can the address be bound?
-
-    Raises
-    ------
-    AddressUnavailable
-        It is in use, or not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, address.port))
-        except OSError as problem:
-            raise _unavailable(address, problem.strerror or str(problem)) from None
-
-
-def _unavailable(address: Address, why: str) -> AddressUnavailable:
-    return AddressUnavailable(
-        f"{address} cannot be bound: {why}. Choose another network.address; port 0 lets the system choose"
-    )
-
-
-def _bind(
-    address: Address, service: grpc.GenericRpcHandler, chunk_bytes: int, max_rpcs: int
-) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=server_options(chunk_bytes), maximum_concurrent_rpcs=max_rpcs)
-    server.add_generic_rpc_handlers((service,))
-    try:
-        port = server.add_insecure_port(str(address))
-    except RuntimeError:
-        port = 0
-    if port == 0:
-        raise _unavailable(address, "it is in use, or not an address of this machine")
-    return server, port
+        path = self.store.folder / "public" / MODEL_FILE
+        save_file(self.task.model.state_dict_from(theta), path)
+        path.chmod(0o644)

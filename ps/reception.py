@@ -42,7 +42,11 @@ class Reception:
         Refused
             It is not wanted, or not what it says it is.
         """
-        frame = await self._next()
+        try:
+            async with asyncio.timeout(self._ps.experiment.network.first_message_s):
+                frame = await self._next()
+        except TimeoutError:
+            raise Refused(pb.TRUNCATED, "no header came in time") from None
         header = frame.header
         if header is None:
             raise Refused(pb.MALFORMED, "the first message of a momentum has a header")

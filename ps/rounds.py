@@ -13,8 +13,9 @@ A round closes when the first of these holds, ``q`` being the quorum, ``n`` the 
 
 Below the quorum the run waits ``quorum_deadline_s`` beyond the deadline, visibly, and then ends as ``quorum_lost``.
 
-With a public schedule (``period_s``) none of this depends on who answers: a round closes when its time has come, with
-whatever arrived, and θ of the next is published when the period is over.
+With a public schedule (``period_s``) none of this depends on who joins or answers: the first round opens
+``join_deadline_s`` after the start, a round closes when its time has come, with whatever arrived, and θ of the next is
+published when the period is over.
 """
 
 from __future__ import annotations
@@ -362,6 +363,8 @@ class Rounds:
         was_overdue, self._overdue = self._overdue, now >= self._deadline
         if self._phase is Phase.JOINING:
             have = len(self._live)
+            if self.policy.period_s is not None:
+                return self._open(now) if self._overdue else []
             if have == self.policy.num_clients or (self._overdue and have >= self.policy.quorum):
                 return self._open(now)
         else:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from grpc.aio import ServicerContext
@@ -24,6 +26,8 @@ __all__ = ["ParameterServerService"]
 log = logging.getLogger("byzuldp.ps.service")
 
 M = TypeVar("M")
+
+PULLS_HELD = 4
 Context = ServicerContext[Any, Any]
 Attending = AsyncIterator[pb.AttendRequest | Malformed]
 
@@ -35,6 +39,7 @@ class ParameterServerService:
         self._ps, self._members = coordinator, coordinator.members
         self._public_configuration = public_configuration
         self._network = coordinator.experiment.network
+        self._pulls: Counter[int] = Counter()
         self._transfer_s = self._network.deadline_of_round(
             coordinator.inbox.row_bytes, coordinator.experiment.federation.clients
         )
@@ -62,7 +67,7 @@ class ParameterServerService:
     async def Attend(self, requests: Attending, context: Context) -> None:  # noqa: N802
         attendance: Attendance | None = None
         try:
-            async with asyncio.timeout(self._network.liveness_s):
+            async with asyncio.timeout(self._network.first_message_s):
                 first = _intact(await anext(requests, Malformed("the stream ended before it began")))
             if first.WhichOneof("message") != "attending":
                 raise Refused(pb.MALFORMED, "the first message of Attend names the identities attending")
@@ -72,7 +77,7 @@ class ParameterServerService:
             self._count(refused, None)
             await context.write(pb.AttendEvent(refusal=refused.as_message()))
         except TimeoutError:
-            log.info("a stream of Attend was silent for %.0f s", self._network.liveness_s)
+            log.info("a stream of Attend was silent for too long")
         finally:
             if attendance is not None:
                 self._members.detach(attendance)
@@ -116,7 +121,8 @@ class ParameterServerService:
         try:
             whole = _intact(request)
             self._members.check(whole.caller, even_when_over=True)
-            answer = await self._ps.model(whole.round_id, whole.wait_s)
+            with self._one_pull(whole.caller.client_id):
+                answer = await self._ps.model(whole.round_id, whole.wait_s)
         except Refused as refused:
             self._count(refused, _caller_id(request))
             await context.write(encode_frame(header=pb.ModelHeader(refusal=refused.as_message())))
@@ -130,6 +136,17 @@ class ParameterServerService:
                 for frame in answer:
                     await context.write(frame)
                     self._ps.count_bytes(down=len(frame))
+
+    @contextmanager
+    def _one_pull(self, client_id: int) -> Iterator[None]:
+        """An identity may hold a pull, and begin another when it gave up the first; not hundreds."""
+        if self._pulls[client_id] >= PULLS_HELD:
+            raise Refused(pb.TOO_MANY_CALLS, f"client {client_id} holds {PULLS_HELD} pulls already")
+        self._pulls[client_id] += 1
+        try:
+            yield
+        finally:
+            self._pulls[client_id] -= 1
 
     async def PushMomentum(  # noqa: N802
         self, frames: AsyncIterator[MomentumFrame], _context: Context

@@ -160,6 +160,7 @@ class RunStore:
         self._fault = fault
         self._resources = resources
         self._mutex = threading.RLock()
+        self._records_mutex = threading.RLock()  # a refusal is counted on the event loop while a commit writes
         self._in_doubt = False
 
     # set by create() and open()
@@ -365,7 +366,7 @@ class RunStore:
 
     def close(self) -> None:
         """Close the files and release the lock; closing twice does nothing."""
-        with self._mutex:
+        with self._mutex, self._records_mutex:
             self._resources.close()
 
     def __enter__(self) -> RunStore:
@@ -395,7 +396,8 @@ class RunStore:
 
     @contextmanager
     def _using(self, file: str = records.FILE, doing: str = "record the run's metrics") -> Iterator[None]:
-        with self._mutex, explaining(self.folder / file, doing):
+        mutex = self._records_mutex if file == records.FILE else self._mutex
+        with mutex, explaining(self.folder / file, doing):
             self._check_open()
             yield
 

@@ -5,7 +5,11 @@ Numbers that depend on the ledger are recomputed from it here; no ε is ever sto
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
 from statistics import fmean, pstdev, quantiles
 from typing import Any
 
@@ -13,7 +17,12 @@ from common.config import Experiment
 from ps.privacy.ledger import Budget, Ledger
 from ps.records import EvaluationRecord, RefusalCount, RoundMetrics
 
-__all__ = ["summarise"]
+__all__ = ["OPERATOR_ONLY", "summarise", "write_summary"]
+
+FILE = "summary.json"
+
+OPERATOR_ONLY = ("round_latency_s", "bytes_down", "bytes_up", "refusals", "seconds", "startup_s")
+"""What depends on who answered, when, and with what: it is not a function of what was released."""
 
 
 def summarise(
@@ -51,7 +60,7 @@ def summarise(
         "private_because": private[1],
         "rounds": published,
         "final_accuracy": final.accuracy if final else None,
-        "final_loss": final.loss if final else None,
+        "final_loss": final.loss if final and isfinite(final.loss) else None,
         "accuracy_last": {
             "mean": fmean(last) if last else None,
             "std": pstdev(last) if last else None,
@@ -71,6 +80,16 @@ def summarise(
         "refusals": by_kind,
         **extra,
     }
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """``summary.json`` for the operator alone (mode 0600), and ``public/summary.json`` without what is only theirs."""
+    public = {key: value for key, value in summary.items() if key not in OPERATOR_ONLY}
+    for path, content, mode in ((folder / FILE, summary, 0o600), (folder / "public" / FILE, public, 0o644)):
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _latency(rounds: Sequence[RoundMetrics]) -> dict[str, Any]:

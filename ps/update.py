@@ -82,7 +82,9 @@ class Mechanism:
                     f"privacy needs training.clip_norm: without it one row moves {self.rule.name} anywhere"
                 )
             steps.grid_of(self.radius)  # refuses a C that has no grid
-            self.sensitivity_for(0.0)  # refuses a rule that states none for this form
+            stated = self.sensitivity_for(0.0)  # refuses a rule that states none for this form
+            if not 0.0 < stated < math.inf:
+                raise PrivacyError(f"{self.rule.name} states a sensitivity of {stated!r}: expected a positive number")
 
     @property
     def private(self) -> bool:
@@ -267,7 +269,9 @@ def release(
     if mechanism.projects_output:
         if present.sum() < rule.minimum_clients:
             present[:] = True  # too few for the rule: then zeros stand for the absent, as they do for other rules
-        aggregate = _projected(mechanism, _over_present(rule, inputs, present, context), shift)
+        radius = mechanism.radius if shift is None else (1.0 - shift.server_momentum) * mechanism.radius
+        grid = steps.grid_of(radius)  # of output and noise alike: bits below the noise's grid would be bare
+        aggregate = _projected(_over_present(rule, inputs, present, context), radius, grid, shift)
     else:
         aggregate = _on_grid(rule.evaluate(inputs, context), grid)
     noisy = aggregate.add_(_on_grid(draw * sigma, grid))
@@ -314,16 +318,15 @@ def context_of(mechanism: Mechanism, state: ServerState, seed: int) -> RoundCont
     )
 
 
-def _projected(mechanism: Mechanism, aggregate: Tensor, shift: Shift | None) -> Tensor:
+def _projected(aggregate: Tensor, radius: float, grid: float, shift: Shift | None) -> Tensor:
     """float64 (d,), on the grid: the output projected onto the ball of the rows, about that ball's centre.
 
     Server momentum inside the rule moves the ball to β R and shrinks it by 1 - β.
     """
-    radius, output = mechanism.radius, aggregate.to(torch.float32, copy=True)
+    output = aggregate.to(torch.float32, copy=True)
     if shift is not None:
-        radius *= 1.0 - shift.server_momentum
         output.sub_(shift.centre, alpha=shift.server_momentum)
-    steps.condition_row(output, radius, steps.grid_of(radius))
+    steps.condition_row(output, radius, grid)
     return output.to(torch.float64)
 
 

@@ -102,7 +102,12 @@ def _user_attack(spec: str, setting: Setting, folders: Sequence[Path], parameter
     given_by_us = list(inspect.signature(found).parameters)[: 1 if inspect.isclass(found) else 3]
     check_parameters(spec, found, parameters, provided=given_by_us, error=AttackError)
     build: Callable[..., Any] = found
-    function = build(setting, **parameters) if inspect.isclass(found) else partial(build, **parameters)
+    try:
+        function = build(setting, **parameters) if inspect.isclass(found) else partial(build, **parameters)
+    except TypeError as problem:
+        raise AttackError(
+            f"{spec}({type(setting).__name__}, …) failed: {problem}; its first argument is the setting"
+        ) from None
     if not callable(function):
         raise AttackError(f"{spec}: its objects cannot be called: give the class a __call__(honest, own, round_id)")
     needs = getattr(function if inspect.isclass(found) else found, "needs_estimate", False)

@@ -64,10 +64,13 @@ class UserRule(Rule):
         return None if stated is None else float(stated(num_clients))
 
     def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:
+        x = x.clone()  # the rows are the inbox: what a user's code does to them must end with the call
         result = self._function(x, context=context) if self._takes_context else self._function(x)
         if not isinstance(result, Tensor) or result.shape != x.shape[1:]:
             given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise RuleError(f"{self.name} returned {given} for rows {tuple(x.shape)}: expected {tuple(x.shape[1:])}")
+            raise RuleError(
+                f"{self.name} returned {given} for rows {tuple(x.shape)}: expected a torch tensor {tuple(x.shape[1:])}"
+            )
         return result.detach().to(device=x.device, dtype=torch.float32)
 
 

@@ -132,9 +132,18 @@ def load_dataset(name: str, root: Path | None = None, folders: Sequence[Path] = 
     """
     root = DEFAULT_ROOT if root is None else Path(root)
     if is_plugin(name):
-        dataset = load_plugin(name, folders)(root)
+        found_by_name = load_plugin(name, folders)
+        if not callable(found_by_name):
+            raise DataError(f"{name} is a {type(found_by_name).__name__}, expected a function of the folder")
+        try:
+            dataset = found_by_name(root)
+        except Exception as problem:  # a user's code
+            raise DataError(f"{name}({str(root)!r}) failed: {type(problem).__name__}: {problem}") from problem
         if not isinstance(dataset, Dataset):
-            raise DataError(f"{name}({str(root)!r}) returned {type(dataset).__name__}, expected a Dataset")
+            raise DataError(
+                f"{name}({str(root)!r}) returned {type(dataset).__name__}, expected a Dataset of "
+                "common.learning.datasets; docs/extending.md has an example"
+            )
         return dataset
     folder = prepared_folder(name, root)
     try:

@@ -14,7 +14,7 @@ from client.crew import build_crew
 from common.config import Experiment
 from common.errors import exit_code_of
 from common.learning.task import build_task
-from ps.main import mechanism_of
+from ps.mechanism import mechanism_of
 from ps.reader import RunReader
 from ps.update import advance, initial_state, release
 

@@ -14,7 +14,7 @@ from common.config import Experiment
 from common.errors import PrivacyError, RuleError
 from common.learning.task import build_task
 from deploy.simulation import simulate
-from ps.main import mechanism_of
+from ps.mechanism import mechanism_of
 from ps.reader import RunReader
 
 STEPS = {
@@ -110,7 +110,7 @@ def test_on_a_public_schedule_rounds_take_their_time_and_the_premises_say_so(tmp
     experiment = experiment_with(
         {"rule": "trimmed_mean"},
         privacy={"round_timing": "fixed", "premise": "strict"},
-        network={"round_period_s": 0.6, "publish_margin_s": 0.2},
+        network={"round_period_s": 0.6, "publish_margin_s": 0.2, "join_deadline_s": 4.0},
     )
     run_dir = networked(experiment, tmp_path)
     np.testing.assert_array_equal(theta_of(run_dir), simulated(experiment))

@@ -134,7 +134,7 @@ def recomputed(server: ServerProcess, round_id: int, theta: np.ndarray, rows: np
 
     from common.learning.task import build_task
     from common.noise import SeededGaussian
-    from ps.main import mechanism_of
+    from ps.mechanism import mechanism_of
     from ps.update import ServerState, advance, release
 
     training = server.experiment.training

@@ -424,8 +424,10 @@ def on_schedule(**changes):
 
 def opened_on_schedule():
     rounds = Rounds(on_schedule())
-    rounds.started(0.0)
-    assert rounds.live_changed(frozenset({0, 1, 2}), 1.0) == [OpenRound(0, 9.0)]
+    rounds.started(-4.0)
+    assert rounds.live_changed(frozenset({0, 1, 2}), 0.0) == []
+    assert rounds.next_tick(0.0) == 1.0
+    assert rounds.tick(1.0) == [OpenRound(0, 9.0)]
     return rounds
 
 
@@ -435,6 +437,12 @@ def test_on_a_public_schedule_answers_neither_hasten_nor_delay_a_round():
     assert rounds.next_tick(2.0) == 9.0
     assert rounds.tick(9.0) == [CloseRound(0, (0, 1, 2), (), "schedule")]
     assert rounds.publish_at == 11.0
+
+
+def test_on_a_public_schedule_the_first_round_opens_with_nobody_too():
+    rounds = Rounds(on_schedule())
+    rounds.started(0.0)
+    assert rounds.tick(5.0) == [OpenRound(0, 13.0)]
 
 
 def test_on_a_public_schedule_a_round_closes_with_nobody_too():

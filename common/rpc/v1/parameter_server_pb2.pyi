@@ -66,6 +66,8 @@ class _RefusalKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalKi
     """the run has ended"""
     ROW_BUSY: _RefusalKind.ValueType  # 18
     """another stream is writing this identity's momentum"""
+    TOO_MANY_CALLS: _RefusalKind.ValueType  # 19
+    """this identity holds too many calls at once"""
 
 class RefusalKind(_RefusalKind, metaclass=_RefusalKindEnumTypeWrapper):
     """Every reason for which the PS turns a message away."""
@@ -107,6 +109,8 @@ RUN_IS_OVER: RefusalKind.ValueType  # 17
 """the run has ended"""
 ROW_BUSY: RefusalKind.ValueType  # 18
 """another stream is writing this identity's momentum"""
+TOO_MANY_CALLS: RefusalKind.ValueType  # 19
+"""this identity holds too many calls at once"""
 Global___RefusalKind: _TypeAlias = RefusalKind  # noqa: Y015
 
 @_typing.final
