@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.aggregation.kernels.passes import passes_for
+
 __all__ = [
     "blocks",
     "canonical_order",
@@ -70,6 +72,8 @@ def squared_norms(x: Tensor, origin: Tensor | None = None) -> Vector:
             device_total += (block * block).sum(dim=1)
         total[:] = device_total.cpu().numpy()
         return total
+    if origin is None and (compiled := passes_for(x)) is not None:
+        return compiled.squared_norms(x)
     values, zero = x.numpy(), None if origin is None else origin.numpy()
     with np.errstate(invalid="ignore"):  # inf - inf
         for columns in blocks(x):
@@ -89,7 +93,7 @@ def rough_squared_norms(x: Tensor) -> Vector:
     """
     n, d = x.shape
     whole = d // _SEGMENT * _SEGMENT
-    if not on_cpu(x) or not whole or x.stride(1) != 1:
+    if not on_cpu(x) or not whole or x.stride(1) != 1 or passes_for(x) is not None:
         return squared_norms(x)
     segments = x.numpy()[:, :whole].reshape(n, whole // _SEGMENT, _SEGMENT)  # a view
     total = squared_norms(x[:, whole:])
@@ -105,7 +109,11 @@ def rough_squared_norms(x: Tensor) -> Vector:
 def combine(x: Tensor, weights: Vector, order: Indices | None = None) -> Tensor:
     """float64 (d,): Σ w_i x_i, added up in ``order`` (default: as they stand). Rows of weight 0 are not read."""
     used = np.flatnonzero(weights) if order is None else order[weights[order] != 0.0]
-    result = mix_in_float64(x, weights[None, used], used)[0]
+    compiled = passes_for(x)
+    if compiled is None:
+        result = mix_in_float64(x, weights[None, used], used)[0]
+    else:
+        result = compiled.combine(x, weights[used], used).add_(0.0)
     if bool(np.isfinite(result.numpy()).all() if on_cpu(x) else torch.isfinite(result).all()):
         return result
     finite = np.isfinite(squared_norms(x))
@@ -186,6 +194,8 @@ def scale_rows(x: Tensor, scales: Vector) -> Tensor:
     """
     if bool((scales == 1.0).all()):
         return x
+    if (compiled := passes_for(x)) is not None:
+        return compiled.scale_rows(x, scales)
     result = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for row, scale in enumerate(scales.tolist()):
         if scale == 0.0:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.aggregation.kernels.passes import prepare_passes
 from common.errors import RuleError
 
 __all__ = ["RoundContext", "Rule", "SumRule", "require_shrinkage"]
@@ -122,7 +123,7 @@ class Rule(ABC):
         """
         return self._run(x, context).to(torch.float64)
 
-    def prepare(self, n: int, d: int, device: torch.device | str) -> None:  # noqa: ARG002 - for rules that compile
+    def prepare(self, n: int, d: int, device: torch.device | str) -> None:
         """Do now what a first call with (n, d) on ``device`` would otherwise do in the round.
 
         Raises
@@ -131,6 +132,7 @@ class Rule(ABC):
             The rule is not defined for n.
         """
         self.require(n)
+        prepare_passes(n, d, device)
 
     def sensitivity(self, *, num_clients: int, clip_norm: float) -> float:
         """S: how far, in L2, the aggregate of the m_i moves when one client's row is replaced.

@@ -235,7 +235,7 @@ def test_a_rule_that_needs_a_context_refuses_without_it(users):
 
 
 def test_a_users_mistake_is_named(users):
-    with pytest.raises(RuleError, match=r"returned \(3, 2\) .* expected \(2,\)"):
+    with pytest.raises(RuleError, match=r"returned \(3, 2\) .* expected a torch tensor \(2,\)"):
         users("wrong")(torch.zeros(3, 2))
     with pytest.raises(RuleError, match="is a int: expected a function"):
         users("NUMBER")
