@@ -16,7 +16,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from common.errors import ConfigError
 from common.schedules import Schedule, parse_schedule
@@ -52,6 +61,10 @@ NonNegative = Annotated[float, Field(ge=0, le=1e30), AfterValidator(_finite)]
 def _none(value: Any) -> Any:
     """TOML has no null: "none" stands for it."""
     return None if value == "none" else value
+
+
+def _spelled(value: float | None) -> float | str:
+    return "none" if value is None else value
 
 
 ScheduleField = Annotated[Schedule, BeforeValidator(parse_schedule)]
@@ -128,7 +141,7 @@ class Training(_Section):
     rounds: int = Field(ge=1, le=10_000_000, description="T")
     batch_size: int = Field(default=20, ge=1)
     learning_rate: Positive = Field(default=0.1, description="η")
-    clip_norm: Annotated[Positive | None, BeforeValidator(_none)] = Field(
+    clip_norm: Annotated[Positive | None, BeforeValidator(_none), PlainSerializer(_spelled)] = Field(
         default=1.0, description="C: L2 norm a client's gradient is clipped to; 'none' for no clipping"
     )
     client_momentum: Fraction01 = Field(default=0.9, description="α")

@@ -265,10 +265,10 @@ def _asked_for(
 
     A resumed run has its own configuration; an experiment named beside it is only compared.
     """
-    from common.errors import ConfigError
-
     if source is None and not resume:
-        raise ConfigError("name an experiment: a TOML file, or one that `byzuldp experiments` lists")
+        raise typer.BadParameter(
+            "missing; a TOML file, or a name that `byzuldp experiments` lists", param_hint="EXPERIMENT"
+        )
     folder = _run_dir(source or "", run_dir, resume)
     if not resume:
         return _configuration(source or "", overrides, insecure=insecure), folder, []
