@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -155,14 +154,14 @@ def assign(
 def _final_summary(run_dir: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter server's summary, with what the launcher knows better: how long it all took, and why a run ended
     that the launcher ended."""
+    from ps.summary import write_summary
+
     path = run_dir / "summary.json"
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise StoreDamaged(f"{path}: cannot be read ({problem})") from None
     summary |= known
-    new = path.with_suffix(".new")
     with contextlib.suppress(OSError):
-        new.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        os.replace(new, path)
+        write_summary(run_dir, summary)
     return summary

@@ -87,9 +87,11 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     public = {key: value for key, value in summary.items() if key not in OPERATOR_ONLY}
     for path, content, mode in ((folder / FILE, summary, 0o600), (folder / "public" / FILE, public, 0o644)):
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
             file.write(text)
+        new.replace(path)  # whole, or not at all
 
 
 def _latency(rounds: Sequence[RoundMetrics]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from ps.summary import OPERATOR_ONLY
+
 SUPPORT = Path(__file__).parent.parent / "support"
 DEADLINE_S = 90.0
 
@@ -130,6 +132,10 @@ def test_a_run_ends_with_its_summary_its_model_and_its_lines(start: Callable[...
     assert code == 0, err
     summary: dict[str, Any] = json.loads(out)
     assert summary == json.loads((command.run_dir / "summary.json").read_text())
+    assert (command.run_dir / "summary.json").stat().st_mode & 0o777 == 0o600  # counts of what private data did
+    public = json.loads((command.run_dir / "public/summary.json").read_text())
+    assert set(summary) - set(public) == set(OPERATOR_ONLY)
+    assert (command.run_dir / "public/model.safetensors").stat().st_mode & 0o044 == 0o044
     assert (summary["status"], summary["rounds"], summary["private"]) == ("completed", 20, True)
     assert summary["epsilon"] == 50
     assert 0 < summary["startup_s"] < summary["seconds"]
