@@ -255,7 +255,11 @@ def _options(
 def _configuration(source: str, overrides: list[str] | None, *, insecure: bool = False) -> Experiment:
     from common.config import load_experiment
 
-    return load_experiment(source, [*(overrides or ()), *(["network.insecure=true"] if insecure else ())])
+    return load_experiment(source, _overrides(overrides, insecure))
+
+
+def _overrides(given: list[str] | None, insecure: bool) -> list[str]:
+    return [*(given or ()), *(["network.insecure=true"] if insecure else ())]
 
 
 def _asked_for(
@@ -272,22 +276,16 @@ def _asked_for(
     folder = _run_dir(source or "", run_dir, resume)
     if not resume:
         return _configuration(source or "", overrides, insecure=insecure), folder, []
-    notes: list[dict[str, Any]] = []
-    if source is not None:
-        return _stored(_configuration(source, overrides, insecure=insecure), folder, notes.append), folder, notes
-    from common.config import experiment_from, with_overrides
-    from deploy.local import stored_experiment
+    if source is None:
+        from common.config import experiment_from, with_overrides
+        from deploy.local import stored_experiment
 
-    asked = [*(overrides or ()), *(["network.insecure=true"] if insecure else ())]
-    stored = stored_experiment(folder)
-    if not asked:
-        return stored, folder, notes
-    tree = stored.model_dump(mode="json")
-    given = experiment_from(with_overrides(tree, asked))
-    if ignored := given.differences(stored.public()):
-        text = "; ".join(line.replace("at the parameter server", "in the run folder") for line in ignored)
-        notes.append({"event": "warning", "message": f"a resumed run keeps its configuration, ignored: {text}"})
-    return stored.model_copy(update={"network": given.network}), folder, notes
+        tree = stored_experiment(folder).model_dump(mode="json")
+        given = experiment_from(with_overrides(tree, _overrides(overrides, insecure)))
+    else:
+        given = _configuration(source, overrides, insecure=insecure)
+    notes: list[dict[str, Any]] = []
+    return _stored(given, folder, notes.append), folder, notes
 
 
 def _name(source: str | None, folder: Path) -> str:

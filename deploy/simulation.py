@@ -16,8 +16,7 @@ from adversary.main import attack_of, own_momenta
 from client.crew import build_crew
 from common.config import Experiment
 from common.learning.task import Task, build_task, single_threaded
-from common.noise import SecureGaussian, SeededGaussian
-from ps.mechanism import device_of, mechanism_of
+from ps.mechanism import device_of, mechanism_of, noise_source
 from ps.update import ServerState, Shift, advance, context_of, initial_state, release
 
 __all__ = ["SimulatedRound", "simulate"]
@@ -81,6 +80,5 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
 
 
 def _noise(experiment: Experiment, d: int) -> Callable[[int], np.ndarray]:
-    seed = experiment.privacy.noise_seed
-    source = SecureGaussian() if seed is None else SeededGaussian(seed)
+    source = noise_source(experiment)
     return lambda round_id: source.standard_normal(d, round_id=round_id)

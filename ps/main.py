@@ -20,14 +20,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.config import Experiment
 from common.errors import StoreDamaged
 from common.learning.task import Task, build_task, single_threaded
-from common.noise import NoiseAhead, SecureGaussian, SeededGaussian
+from common.noise import NoiseAhead
 from common.rpc.addresses import Address, parse_address, refuse_insecure
 from common.rpc.methods import PARAMETER_SERVER, WIRETAP, handlers
 from ps.coordinator import Coordinator, Report
 from ps.evaluation import Evaluator, Score
 from ps.inbox import Inbox
 from ps.listening import Health, bind, refuse_unbindable
-from ps.mechanism import device_of, fixed_sensitivity, mechanism_of, premises_for
+from ps.mechanism import device_of, fixed_sensitivity, mechanism_of, noise_source, premises_for
 from ps.membership import Membership
 from ps.privacy.ledger import Budget, Genesis, Ledger
 from ps.privacy.premises import privacy_status
@@ -252,8 +252,7 @@ class _Run:
     def _noise(self) -> NoiseAhead | None:
         if self.mechanism.noise_multiplier == 0:
             return None
-        seed = self.experiment.privacy.noise_seed
-        return NoiseAhead(SecureGaussian() if seed is None else SeededGaussian(seed))
+        return NoiseAhead(noise_source(self.experiment))
 
     def _scored(self, score: Score) -> None:
         self.store.record_evaluation(score.round_id, score.accuracy, score.loss, score.images)

@@ -11,11 +11,12 @@ from common.config import Experiment
 from common.errors import ConfigError
 from common.learning.partitions import deal_experiment
 from common.learning.task import Task
+from common.noise import NoiseSource, SecureGaussian, SeededGaussian
 from ps.privacy.ledger import Budget
 from ps.privacy.premises import premises_of
 from ps.update import Mechanism
 
-__all__ = ["device_of", "fixed_sensitivity", "mechanism_of", "premises_for"]
+__all__ = ["device_of", "fixed_sensitivity", "mechanism_of", "noise_source", "premises_for"]
 
 
 def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mechanism]:
@@ -50,6 +51,12 @@ def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mec
         inside=training.server_momentum_form == "inside",
     )
     return budget, mechanism
+
+
+def noise_source(experiment: Experiment) -> NoiseSource:
+    """Where a private run's noise comes from: secret, unless a seed makes it research."""
+    seed = experiment.privacy.noise_seed
+    return SecureGaussian() if seed is None else SeededGaussian(seed)
 
 
 def premises_for(experiment: Experiment) -> tuple[str, ...]:
