@@ -19,8 +19,8 @@ from functools import cached_property
 from hashlib import sha256
 
 from common.errors import PrivacyError, StoreDamaged
-from ps.privacy.calibration import calibrate
-from ps.privacy.conversions import Calibration, epsilon_of, mu_of
+from common.privacy.calibration import calibrate
+from common.privacy.conversions import Calibration, epsilon_of, mu_of
 from ps.privacy.rows import Genesis, LedgerEntry, from_json
 
 __all__ = ["Budget", "Genesis", "Ledger", "LedgerEntry", "cost_of", "from_json"]
@@ -148,7 +148,7 @@ class Budget:
     Raises
     ------
     PrivacyError
-        ε, δ, ``rounds`` or ``calibration`` is out of range: see :func:`ps.privacy.calibration.calibrate`.
+        ε, δ, ``rounds`` or ``calibration`` is out of range: see :func:`common.privacy.calibration.calibrate`.
     """
 
     epsilon: float

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.privacy.calibration import (
+from common.privacy.calibration import (
     calibrate,
     compose,
     epsilon_exact,

@@ -13,7 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.integrate import quad
 
 from common.errors import PrivacyError
-from ps.privacy.calibration import (
+from common.privacy.calibration import (
     calibrate,
     compose,
     epsilon_exact,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from common.errors import PrivacyError, StoreDamaged
-from ps.privacy.calibration import epsilon_exact, epsilon_renyi, sigma_of
+from common.privacy.calibration import epsilon_exact, epsilon_renyi, sigma_of
 from ps.privacy.ledger import Budget, Genesis, Ledger, LedgerEntry, cost_of, from_json
 from ps.privacy.premises import premises_of
 

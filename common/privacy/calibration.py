@@ -3,7 +3,7 @@
 Every function takes or gives the *noise multiplier* z = σ / S: the noise's standard deviation over the L2 sensitivity
 that the rule states for the neighbouring relation of the claim (one client's data replaced). So the relation is in S;
 it must not be counted a second time here. Releases with multipliers z_1, …, z_T, also adaptive ones, together are one
-Gaussian release with μ² = Σ 1/z_t², and μ is all that :mod:`ps.privacy.conversions` needs.
+Gaussian release with μ² = Σ 1/z_t², and μ is all that :mod:`common.privacy.conversions` needs.
 
 Edge cases: z = 0 gives ε = ∞, z = ∞ gives 0; ε = ∞ gives z = 0.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from common.errors import PrivacyError
-from ps.privacy.conversions import Calibration, Conversion, epsilon_of, mu_of, mu_to_delta
+from common.privacy.conversions import Calibration, Conversion, epsilon_of, mu_of, mu_to_delta
 
 __all__ = [
     "Calibration",
