@@ -17,6 +17,7 @@ from common.aggregation import BEFORE, RULES, RoundContext, Rule, SumRule, make_
 from common.aggregation.kernels import trimmed
 from common.aggregation.kernels.gpu import TritonKernel
 from common.aggregation.weights import WeightedRule
+from ps.privacy.released import Unreleased
 from ps.update import Mechanism, advance, initial_state, release
 
 SKIPPED = 77
@@ -169,7 +170,7 @@ def check_server_step() -> list[str]:
             states = {}
             for device in ("cpu", "cuda"):
                 context = context_of(*x.shape, device)
-                released = release(mechanism, x.to(device), range(N), noise, context)
+                released = release(mechanism, Unreleased(x.to(device)), range(N), noise, context)
                 state = initial_state(torch.zeros(x.shape[1], device=device))
                 states[device] = advance(state, released, 0.1, 0.9)
             here, there = states["cpu"].theta, states["cuda"].theta.cpu()
@@ -182,7 +183,7 @@ def check_server_step() -> list[str]:
     mechanism = Mechanism(rule=rule, num_clients=N, num_byzantine=F, clip_norm=1.0, noise_multiplier=1.0)
     rows, noise = torch.zeros((N, D), device="cuda"), torch.zeros(D, dtype=torch.float64).pin_memory()
     state = initial_state(torch.zeros(D, device="cuda"))
-    duration = seconds(lambda: advance(state, release(mechanism, rows, range(N), noise), 0.1, 0.9))
+    duration = seconds(lambda: advance(state, release(mechanism, Unreleased(rows), range(N), noise), 0.1, 0.9))
     print(f"trimmed_mean, ({N}, {F}, {D:,}), with noise from the host: {duration * 1e3:.3f} ms")
     return failures
 

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -33,6 +33,7 @@ from common.schedules import Schedule, parse_schedule
 __all__ = [
     "Aggregation",
     "Attack",
+    "Client",
     "Data",
     "Evaluation",
     "Experiment",
@@ -41,6 +42,7 @@ __all__ = [
     "Network",
     "Privacy",
     "Training",
+    "digest_of",
     "load_experiment",
     "ready_experiments",
 ]
@@ -188,7 +190,16 @@ class Privacy(_Section):
     round_timing: Literal["adaptive", "fixed"] = Field(
         default="adaptive", description="fixed: rounds close and publish on a public schedule"
     )
+    missing: Literal["zero", "rescale"] = Field(
+        default="zero", description="an absent identity is the zero momentum, or left out (needs one more premise)"
+    )
+    noise: Literal["gaussian", "discrete"] = Field(
+        default="gaussian", description="discrete: an exact sampler on the grid, for small models; calibration renyi"
+    )
     noise_seed: int | None = Field(default=None, ge=0, description="research only: marks the run not private")
+    previous: tuple[Path, ...] = Field(
+        default=(), description="earlier runs' folders, on the same identities: epsilon is for all of them together"
+    )
 
 
 class Attack(_OpenSection):
@@ -251,6 +262,16 @@ class Network(_Section):
         return self.round_deadline_s + 2 * model_bytes * num_clients / self.throughput_floor
 
 
+class Client(_Section):
+    """What an honest client keeps for itself; nobody else has a say in it."""
+
+    persist_every: int = Field(default=10, ge=1, description="rounds between two writes of the client's state")
+    lifetime_epsilon: Positive | None = Field(
+        default=None, description="refuse a run that would exceed it, over all runs with this parameter server"
+    )
+    lifetime_delta: float = Field(default=1e-5, gt=0, lt=1)
+
+
 class Experiment(_Section):
     """The whole configuration of a run."""
 
@@ -263,6 +284,7 @@ class Experiment(_Section):
     data: Data = Data()
     model: Model = Model()
     network: Network = Network()
+    client: Client = Client()
     folder: Path | None = Field(default=None, description="the experiment file's: a user's own modules lie there")
 
     @model_validator(mode="after")
@@ -279,6 +301,16 @@ class Experiment(_Section):
                 f"privacy.delta = {privacy.delta:g} must be below 1/clients = {1 / self.federation.clients:g}: a "
                 f"mechanism that gives one client away entirely would pass otherwise"
             )
+        if privacy.epsilon is None and privacy.previous:
+            raise ValueError("privacy.previous continues a budget: set privacy.epsilon for all the runs together")
+        if privacy.noise == "discrete":
+            if privacy.calibration != "renyi":
+                raise ValueError(
+                    'privacy.noise = "discrete" needs privacy.calibration = "renyi": the discrete Gaussian is zCDP, '
+                    "and the exact formula is the continuous one's"
+                )
+            if privacy.noise_seed is not None:
+                raise ValueError('privacy.noise = "discrete" has no seed: leave privacy.noise_seed out')
         if privacy.round_timing == "fixed":
             if privacy.epsilon is None:
                 raise ValueError('privacy.round_timing = "fixed" is for private runs: set privacy.epsilon')
@@ -290,6 +322,8 @@ class Experiment(_Section):
         if privacy.premise == "strict":
             if privacy.round_timing != "fixed":
                 raise ValueError('privacy.premise = "strict" needs privacy.round_timing = "fixed"')
+            if privacy.missing != "zero":
+                raise ValueError('privacy.premise = "strict" needs privacy.missing = "zero"')
             if self.num_adversaries > self.federation.byzantine:
                 raise ValueError(
                     f'privacy.premise = "strict" covers f = {self.federation.byzantine} adversaries, not '
@@ -323,7 +357,13 @@ class Experiment(_Section):
         The attack is not among them: an honest client has no say in it.
         """
         tree = self.model_dump(mode="json")
-        private_keys = {"data.root", "model.init_from", "training.device", "federation.clients_per_process"}
+        private_keys = {
+            "data.root",
+            "model.init_from",
+            "training.device",
+            "federation.clients_per_process",
+            "privacy.previous",
+        }
         return {
             f"{section}.{key}": value
             for section in ("federation", "training", "aggregation", "privacy", "data", "model")
@@ -343,6 +383,12 @@ class Experiment(_Section):
             for key in sorted(mine.keys() | public.keys())
             if mine.get(key) != public.get(key)
         ]
+
+
+def digest_of(configuration: Mapping[str, Any]) -> str:
+    """SHA-256 (64 hex digits) of a whole configuration but its ``network`` section, which may change later."""
+    kept = {section: values for section, values in configuration.items() if section != "network"}
+    return sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def ready_experiments() -> dict[str, Path]:

@@ -122,7 +122,7 @@ def check(assignment: Assignment, report: Report) -> tuple[str, str]:
     from common.learning.prepared import prepare_dataset
     from common.learning.task import build_task
     from common.plugins import is_plugin
-    from ps.mechanism import device_of, mechanism_of
+    from ps.mechanism import device_of, opened
 
     experiment = assignment.load()
     if not is_plugin(experiment.data.dataset):
@@ -130,7 +130,7 @@ def check(assignment: Assignment, report: Report) -> tuple[str, str]:
             experiment.data.dataset, experiment.data.root, lambda text: report({"event": "note", "message": text})
         )
     task = build_task(experiment)
-    mechanism_of(experiment, task)
+    opened(experiment, lambda: task.dataset.train.labels)
     device_of(experiment.training.device)
     deal_experiment(experiment, task.dataset.train.labels)
     if experiment.num_adversaries:

@@ -16,8 +16,9 @@ from adversary.main import attack_of, own_momenta
 from client.crew import build_crew
 from common.config import Experiment
 from common.learning.task import Task, build_task, single_threaded
-from ps.mechanism import device_of, mechanism_of, noise_source
-from ps.update import ServerState, Shift, advance, context_of, initial_state, release
+from ps.mechanism import device_of, noise_source, opened
+from ps.privacy.released import Unreleased
+from ps.update import ServerState, advance, initial_state, release_round
 
 __all__ = ["SimulatedRound", "simulate"]
 
@@ -41,7 +42,7 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
     """
     single_threaded()
     task = task or build_task(experiment)
-    _, mechanism = mechanism_of(experiment, task)
+    _, _, mechanism = opened(experiment, lambda: task.dataset.train.labels)
     device = device_of(experiment.training.device)
     n, d = experiment.federation.clients, task.num_parameters
     mechanism.rule.prepare(n, d, device)
@@ -71,11 +72,16 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
             for client_id, row in zip(byzantine, sent, strict=True):
                 receive(client_id, row)
         noise = draw(round_id) if draw is not None else None
-        beta = server_momentum(round_id)
-        shift = Shift(beta, state.momentum) if mechanism.inside else None
-        context = context_of(mechanism, state, experiment.training.seed)
-        released = release(mechanism, rows.to(device), range(n), noise, context, shift)
-        state = advance(state, released, learning_rate(round_id), 0.0 if mechanism.inside else beta)
+        released = release_round(
+            mechanism,
+            state,
+            Unreleased(rows.to(device)),
+            range(n),
+            noise,
+            server_momentum=server_momentum(round_id),
+            seed=experiment.training.seed,
+        )
+        state = advance(state, released.vector, learning_rate(round_id), released.server_momentum)
         yield SimulatedRound(round_id, state.theta, task)
 
 

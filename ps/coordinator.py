@@ -20,6 +20,7 @@ from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem
 from common.rpc.frames import tensor_frames
 from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.faults import Fault, no_fault
 from ps.inbox import Inbox
 from ps.membership import Attendance, Membership, shown
 from ps.roster import Roster
@@ -54,6 +55,8 @@ class Coordinator:
         Told what an onlooker may see.
     evaluate
         Offered every committed model.
+    fault
+        A test's hook: see :mod:`ps.faults`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Coordinator:
         membership: Callable[[Roster, Callable[[], float], Callable[[], None]], Membership],
         report: Report,
         evaluate: Callable[[CommittedRound], None],
+        fault: Fault = no_fault,
     ) -> None:
         network = experiment.network
         self.experiment, self.store, self.inbox, self.maker = experiment, store, inbox, maker
@@ -77,7 +81,7 @@ class Coordinator:
             reconnect_grace_s=2 * network.heartbeat_s,
         )
         self.members = membership(roster, self._now, self._live_changed)
-        self._report, self._evaluate = report, evaluate
+        self._report, self._evaluate, self._fault = report, evaluate, fault
         self._end: EndRun | None = None
         self._broadcast: list[bytes] = []
         self._closing: asyncio.Queue[CloseRound | None] = asyncio.Queue()
@@ -104,6 +108,7 @@ class Coordinator:
 
     async def _finish_round(self, closing: CloseRound, thread: ThreadPoolExecutor) -> None:
         collect_s = time.perf_counter() - self._opened_at
+        self._fault("round_closed")
         try:
             committed, segments = await asyncio.get_running_loop().run_in_executor(thread, self.maker.make, closing)
         except ByzULDPError as problem:
@@ -116,9 +121,11 @@ class Coordinator:
             self._carry_out(self.rounds.stop(RunFailed.status, message, self._now(), at_once=True))
             return
         await self._public_time(closing)
+        self._fault("before_publish")
         publishing_at = time.perf_counter()
         self._publish(committed)
         self._carry_out(self.rounds.published(committed.round_id, self._now()))
+        self._fault("published")
         publish_s = time.perf_counter() - publishing_at
         self._record(closing, {"collect": collect_s, **segments, "publish": publish_s})
 
@@ -172,6 +179,7 @@ class Coordinator:
         if self._available_at is None:  # the first round of this process: θ has waited for clients, not for us
             self._available_at = self._opened_at
         self.members.tell_all(pb.AttendEvent(round_opened=pb.RoundOpened(round_id=action.round_id)))
+        self._fault("round_opened")
 
     def _publish(self, committed: CommittedRound) -> None:
         """Serialise a committed model once; the same bytes go to every client that pulls it."""
@@ -281,6 +289,7 @@ class Coordinator:
 
     def arrived(self, client_id: int, round_id: int) -> None:
         """A momentum is complete in the inbox; whoever sent it is alive."""
+        self._fault("momentum_complete")
         self.members.seen(client_id)
         self._carry_out(self.rounds.momentum_complete(client_id, round_id, self._now()))
 

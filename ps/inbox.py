@@ -19,6 +19,8 @@ from hashlib import sha256
 import numpy as np
 import torch
 
+from ps.privacy.released import Unreleased
+
 __all__ = ["Inbox", "Outcome", "RowError", "Writer"]
 
 
@@ -189,15 +191,15 @@ class Inbox:
                 row.touched = False
         return complete
 
-    def rows(self) -> torch.Tensor:
+    def rows(self) -> Unreleased[torch.Tensor]:
         """The matrix (n, d) of a closed round: no copy, valid until the next :meth:`open`."""
         if self._device is not self._host:
             torch.cuda.current_stream(self.device).synchronize()
-        return self._device
+        return Unreleased(self._device)
 
-    def row(self, client_id: int) -> torch.Tensor:
+    def row(self, client_id: int) -> Unreleased[torch.Tensor]:
         """One complete row (d,) on the host."""
-        return self._host[client_id]
+        return Unreleased(self._host[client_id])
 
     def _check(self, writer: Writer) -> None:
         if not self._open or writer.fence != self._fence or self._rows[writer.client_id].writer is not writer:

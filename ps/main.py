@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.config import Experiment
+from common.config import Experiment, digest_of
 from common.errors import StoreDamaged
 from common.learning.task import Task, build_task, single_threaded
 from common.noise import NoiseAhead
@@ -25,12 +25,23 @@ from common.rpc.addresses import Address, parse_address, refuse_insecure
 from common.rpc.methods import PARAMETER_SERVER, WIRETAP, handlers
 from ps.coordinator import Coordinator, Report
 from ps.evaluation import Evaluator, Score
+from ps.faults import Fault, no_fault
 from ps.inbox import Inbox
 from ps.listening import Health, bind, refuse_unbindable
-from ps.mechanism import device_of, fixed_sensitivity, mechanism_of, noise_source, premises_for
+from ps.mechanism import (
+    device_of,
+    fixed_sensitivity,
+    mechanism_name,
+    mechanism_of,
+    noise_source,
+    opened,
+    premises_for,
+)
 from ps.membership import Membership
 from ps.privacy.ledger import Budget, Genesis, Ledger
 from ps.privacy.premises import privacy_status
+from ps.privacy.previous import Previous
+from ps.release import Mechanism
 from ps.roster import Roster
 from ps.round_maker import RoundMaker
 from ps.rounds import EndRun
@@ -38,7 +49,6 @@ from ps.service import ParameterServerService
 from ps.store import CommittedRound, EvaluationRecord, RunStore
 from ps.summary import summarise, write_summary
 from ps.tokens import issue_tokens, load_hashes, save_hashes
-from ps.update import Mechanism
 from ps.wiretap import WiretapService
 
 __all__ = ["run_parameter_server"]
@@ -55,6 +65,7 @@ def run_parameter_server(
     resume: bool = False,
     token_hashes: Mapping[int, bytes] | None = None,
     report: Report,
+    fault: Fault = no_fault,
 ) -> dict[str, Any]:
     """Serve a run until it ends; returns its summary, which is also in ``run_dir/summary.json``.
 
@@ -67,6 +78,8 @@ def run_parameter_server(
         SHA-256 of each identity's join token; without them, tokens are made and left in ``run_dir/operator``.
     report
         Told what an onlooker may see.
+    fault
+        A test's hook: see :mod:`ps.faults`.
 
     Raises
     ------
@@ -76,7 +89,7 @@ def run_parameter_server(
     started_at = time.perf_counter()
     with ExitStack() as resources:
         if resume:
-            store = resources.enter_context(RunStore.open(run_dir))
+            store = resources.enter_context(RunStore.open(run_dir, fault=fault))
             # The run keeps its configuration; where it listens and how long it waits may change.
             stored = Experiment.model_validate(dict(store.configuration))
             experiment = stored.model_copy(update={"network": experiment.network})
@@ -85,28 +98,39 @@ def run_parameter_server(
         refuse_unbindable(address)
         single_threaded()
         task = build_task(experiment)
-        budget, mechanism = mechanism_of(experiment, task)
         if resume:
             ledger = Ledger.restored((text, head) for _, text, head in store.ledger_rows())
-            _refuse_other_mechanism(ledger, experiment, mechanism)
+            budget = Budget.of(ledger.genesis)
+            mechanism = mechanism_of(experiment, budget, lambda: task.dataset.train.labels)
+            _refuse_other_mechanism(store, ledger, experiment, mechanism, task.num_parameters)
             token_hashes = load_hashes(run_dir / "operator") if token_hashes is None else token_hashes
             report({"event": "resumed", "round": store.latest().round_id})
         else:
-            store, ledger = _begin(experiment, run_dir, task, budget, mechanism)
+            previous, budget, mechanism = opened(experiment, lambda: task.dataset.train.labels)
+            store, ledger = _begin(experiment, run_dir, task, budget, mechanism, previous, fault)
             resources.enter_context(store)
             if token_hashes is None:
                 token_hashes = issue_tokens(run_dir / "operator", range(experiment.federation.clients))
             save_hashes(run_dir / "operator", token_hashes)
-        return _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, report, started_at).serve(address)
+        run = _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, report, started_at, fault)
+        return run.serve(address)
 
 
 def _begin(
-    experiment: Experiment, run_dir: Path, task: Task, budget: Budget | None, mechanism: Mechanism
+    experiment: Experiment,
+    run_dir: Path,
+    task: Task,
+    budget: Budget | None,
+    mechanism: Mechanism,
+    previous: Previous,
+    fault: Fault,
 ) -> tuple[RunStore, Ledger]:
     """Commit θ_0 with the ledger's first row: what this run may spend, fixed before round 0."""
     run_id = secrets.token_hex(8)
+    configuration = experiment.model_dump(mode="json")
     genesis = Genesis(
         fingerprint=experiment.fingerprint(),
+        configuration=digest_of(configuration),
         run_id=run_id,
         epsilon=budget.epsilon if budget else None,
         delta=budget.delta if budget else None,
@@ -117,33 +141,62 @@ def _begin(
         num_clients=mechanism.num_clients,
         num_byzantine=mechanism.num_byzantine,
         rule=mechanism.rule.name,
-        premises=premises_for(experiment),
+        premises=premises_for(experiment, previous),
         at=time.time(),
+        mechanism=mechanism_name(experiment),
+        previous=previous.runs,
+        carried=previous.carried,
     )
     store, _ = RunStore.create(
         run_dir,
         run_id=run_id,
-        configuration=experiment.model_dump(mode="json"),
+        configuration=configuration,
         fingerprint=experiment.fingerprint(),
         genesis_json=genesis.to_json(),
         theta=task.model.parameters_flat().numpy().copy(),
+        fault=fault,
     )
     return store, Ledger.opened(genesis)
 
 
-def _refuse_other_mechanism(ledger: Ledger, experiment: Experiment, mechanism: Mechanism) -> None:
+def _refuse_other_mechanism(
+    store: RunStore, ledger: Ledger, experiment: Experiment, mechanism: Mechanism, num_parameters: int
+) -> None:
+    """A run goes on only as it was begun: what row 0 of the ledger says is what would be released now.
+
+    Raises
+    ------
+    StoreDamaged
+        The stored configuration was changed, or this version would release something else.
+    """
     genesis = ledger.genesis
-    promised = (genesis.noise_multiplier, genesis.num_clients, genesis.rule, genesis.fingerprint)
+    if digest_of(store.configuration) != genesis.configuration:
+        raise StoreDamaged(
+            f"{store.folder}: the stored configuration is not the one that row 0 of the ledger was opened with; "
+            "restore the folder as it was, or start another run in another --run-dir"
+        )
+    promised = (
+        genesis.noise_multiplier,
+        genesis.sensitivity,
+        genesis.num_clients,
+        genesis.num_byzantine,
+        genesis.rule,
+        genesis.mechanism,
+        genesis.fingerprint,
+    )
     found = (
         mechanism.noise_multiplier,
+        fixed_sensitivity(mechanism, num_parameters),
         mechanism.num_clients,
+        mechanism.num_byzantine,
         mechanism.rule.name,
+        mechanism_name(experiment),
         experiment.fingerprint(),
     )
     if promised != found:
         raise StoreDamaged(
-            f"the ledger was opened for (z, n, rule, configuration) = {promised}, this version would run {found}; "
-            "resume with the version that started the run"
+            f"the ledger was opened for (z, S, n, f, rule, noise, configuration) = {promised}, this version would run "
+            f"{found}; resume with the version that started the run"
         )
 
 
@@ -158,6 +211,7 @@ class _Run:
     token_hashes: Mapping[int, bytes]
     report: Report
     started_at: float
+    fault: Fault
 
     def serve(self, address: Address) -> dict[str, Any]:
         """Listen, run the rounds, tell the clients the end, and sum up."""
@@ -187,6 +241,7 @@ class _Run:
             mechanism=self.mechanism,
             noise=self._noise(),
             inbox=inbox,
+            fault=self.fault,
         )
         coordinator = Coordinator(
             experiment,
@@ -196,6 +251,7 @@ class _Run:
             membership=self._membership,
             report=self.report,
             evaluate=evaluate,
+            fault=self.fault,
         )
         max_rpcs = 16 * self.mechanism.num_clients + 2048  # calls held by members are bounded by themselves
         public = json.dumps(experiment.public(), sort_keys=True)
@@ -274,7 +330,7 @@ class _Run:
                 delta=experiment.privacy.delta,
                 wiretap=experiment.attack.knowledge == "omniscient" and experiment.num_adversaries > 0,
                 noise_secret=experiment.privacy.noise_seed is None,
-                premises=premises_for(experiment),
+                premises=self.ledger.genesis.premises,
             ),
             rounds=self.store.rounds(),
             evaluations=self.store.evaluations(),

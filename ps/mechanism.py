@@ -2,30 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from common.aggregation import make_rule
 from common.config import Experiment
 from common.errors import ConfigError
 from common.learning.partitions import deal_experiment
-from common.learning.task import Task
 from common.noise import NoiseSource, SecureGaussian, SeededGaussian
 from ps.privacy.ledger import Budget
 from ps.privacy.premises import premises_of
-from ps.update import Mechanism
+from ps.privacy.previous import NOTHING, Previous, previous_runs
+from ps.release import Mechanism
 
-__all__ = ["device_of", "fixed_sensitivity", "mechanism_of", "noise_source", "premises_for"]
+__all__ = [
+    "budget_of",
+    "device_of",
+    "fixed_sensitivity",
+    "mechanism_name",
+    "mechanism_of",
+    "noise_source",
+    "opened",
+    "premises_for",
+]
+
+Labels = NDArray[np.int64]
 
 
-def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mechanism]:
-    """The budget and the release mechanism an experiment asks for.
+def opened(experiment: Experiment, labels: Callable[[], Labels]) -> tuple[Previous, Budget | None, Mechanism]:
+    """What a new run of an experiment begins with: what was spent before, what may be spent, and how it is released.
 
     Raises
     ------
     RuleError, PrivacyError
-        The rule cannot be used with these n and f, or the budget cannot be met.
+        See :func:`mechanism_of` and :func:`ps.privacy.previous.previous_runs`.
+    """
+    previous = previous_runs(experiment.privacy.previous)
+    budget = budget_of(experiment, previous)
+    return previous, budget, mechanism_of(experiment, budget, labels)
+
+
+def budget_of(experiment: Experiment, previous: Previous = NOTHING) -> Budget | None:
+    """What an experiment may spend, given what was spent before; None without privacy.
+
+    Raises
+    ------
+    PrivacyError
+        The budget cannot be met.
+    """
+    privacy = experiment.privacy
+    if privacy.epsilon is None:
+        return None
+    rounds = experiment.training.rounds
+    return Budget(privacy.epsilon, privacy.delta, rounds, privacy.calibration, previous.carried)
+
+
+def mechanism_of(experiment: Experiment, budget: Budget | None, labels: Callable[[], Labels]) -> Mechanism:
+    """The release mechanism an experiment asks for.
+
+    Parameters
+    ----------
+    budget
+        Gives the noise multiplier; None for no noise.
+    labels
+        The training set's, for weights that are sample counts; called only for these.
+
+    Raises
+    ------
+    RuleError, PrivacyError
+        The rule cannot be used with these n and f, or states no sensitivity for what is asked.
     """
     federation, training, privacy = experiment.federation, experiment.training, experiment.privacy
     rule = make_rule(
@@ -35,13 +83,8 @@ def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mec
         **experiment.aggregation.parameters,
     )
     if rule.takes_weights or federation.weights != "equal":
-        rule = rule.with_weights(_weights(experiment, task))
-    budget = (
-        None
-        if privacy.epsilon is None
-        else Budget(privacy.epsilon, privacy.delta, training.rounds, privacy.calibration)
-    )
-    mechanism = Mechanism(
+        rule = rule.with_weights(_weights(experiment, labels))
+    return Mechanism(
         rule=rule,
         num_clients=federation.clients,
         num_byzantine=federation.byzantine,
@@ -49,8 +92,13 @@ def mechanism_of(experiment: Experiment, task: Task) -> tuple[Budget | None, Mec
         noise_multiplier=0.0 if budget is None else budget.noise_multiplier,
         strict=privacy.premise == "strict",
         inside=training.server_momentum_form == "inside",
+        rescales=privacy.missing == "rescale",
     )
-    return budget, mechanism
+
+
+def mechanism_name(experiment: Experiment) -> str:
+    """What the ledger calls the noise: ``none``, ``gaussian`` or ``discrete``."""
+    return "none" if experiment.privacy.epsilon is None else experiment.privacy.noise
 
 
 def noise_source(experiment: Experiment) -> NoiseSource:
@@ -59,13 +107,18 @@ def noise_source(experiment: Experiment) -> NoiseSource:
     return SecureGaussian() if seed is None else SeededGaussian(seed)
 
 
-def premises_for(experiment: Experiment) -> tuple[str, ...]:
+def premises_for(experiment: Experiment, previous: Previous = NOTHING) -> tuple[str, ...]:
     """What the experiment's privacy claim rests on."""
     privacy = experiment.privacy
-    return premises_of(strict=privacy.premise == "strict", round_timing=privacy.round_timing)
+    return premises_of(
+        strict=privacy.premise == "strict",
+        round_timing=privacy.round_timing,
+        rescale=privacy.missing == "rescale",
+        previous=previous.premises,
+    )
 
 
-def _weights(experiment: Experiment, task: Task) -> Sequence[float]:
+def _weights(experiment: Experiment, labels: Callable[[], Labels]) -> Sequence[float]:
     """One public weight per identity: as configured, or the number of samples each was dealt."""
     if isinstance(experiment.federation.weights, tuple):
         return experiment.federation.weights
@@ -75,7 +128,7 @@ def _weights(experiment: Experiment, task: Task) -> Sequence[float]:
         raise ConfigError(
             'federation.weights = "samples" needs data that is dealt: with data.partition = "local" list the counts'
         )
-    shares = deal_experiment(experiment, task.dataset.train.labels)
+    shares = deal_experiment(experiment, labels())
     return [float(len(shares[client_id])) for client_id in range(experiment.federation.clients)]
 
 
@@ -95,7 +148,8 @@ def device_of(name: str) -> torch.device:
 
 
 def fixed_sensitivity(mechanism: Mechanism, num_parameters: int) -> float | None:
-    """S of every round; None where it follows what was released before (server momentum inside the rule)."""
+    """S of every round; None where it follows what was released before (server momentum inside the rule), or who
+    answered (absent clients left out)."""
     if not mechanism.private:
         return 0.0
-    return None if mechanism.inside else mechanism.charged_sensitivity(num_parameters)
+    return None if mechanism.inside or mechanism.rescales else mechanism.charged_sensitivity(num_parameters)

@@ -14,11 +14,12 @@ import torch
 from common.config import Experiment
 from common.errors import BudgetExhausted
 from common.noise import NoiseAhead
+from ps.faults import Fault, no_fault
 from ps.inbox import Inbox
 from ps.privacy.ledger import Budget, Ledger, LedgerEntry
 from ps.rounds import CloseRound
 from ps.store import CommittedRound, PreparedRound, RunStore
-from ps.update import Mechanism, ServerState, Shift, advance, context_of, release
+from ps.update import Mechanism, ServerState, advance, release_round
 
 __all__ = ["RoundMaker", "Segments"]
 
@@ -39,6 +40,8 @@ class RoundMaker:
         How an aggregate is released, and where its noise comes from (None exactly without DP).
     inbox
         Where the momenta are.
+    fault
+        A test's hook: see :mod:`ps.faults`.
     """
 
     def __init__(
@@ -51,10 +54,11 @@ class RoundMaker:
         mechanism: Mechanism,
         noise: NoiseAhead | None,
         inbox: Inbox,
+        fault: Fault = no_fault,
     ) -> None:
         latest = store.latest()
         self.ledger, self.budget, self.mechanism = ledger, budget, mechanism
-        self._store, self._noise, self._inbox = store, noise, inbox
+        self._store, self._noise, self._inbox, self._fault = store, noise, inbox, fault
         self._privacy, self._seed = experiment.privacy, experiment.training.seed
         self._learning_rate = experiment.training.schedule_of("learning_rate")
         self._server_momentum = experiment.training.schedule_of("server_momentum")
@@ -80,24 +84,32 @@ class RoundMaker:
             The model would be non-finite; it could not be made durable.
         """
         lap, segments = _stopwatch()
-        round_id, mechanism, d = closing.round_id, self.mechanism, self._inbox.num_parameters
+        round_id, mechanism = closing.round_id, self.mechanism
         self._refuse_beyond_budget(round_id)
-        noise = None if self._noise is None else self._noise.take(round_id, d)
+        noise = None if self._noise is None else self._noise.take(round_id, self._inbox.num_parameters)
+        self._fault("noise_taken")
         lap("noise")
-        beta = self._server_momentum(round_id)
-        shift = Shift(beta, self._state.momentum) if mechanism.inside else None
-        context = context_of(mechanism, self._state, self._seed)
-        released = release(mechanism, self._inbox.rows(), closing.answered, noise, context, shift)
+        released = release_round(
+            mechanism,
+            self._state,
+            self._inbox.rows(),
+            closing.answered,
+            noise,
+            server_momentum=self._server_momentum(round_id),
+            seed=self._seed,
+        )
+        self._fault("aggregated")
         lap("aggregate")
-        state = advance(self._state, released, self._learning_rate(round_id), 0.0 if mechanism.inside else beta)
+        state = advance(self._state, released.vector, self._learning_rate(round_id), released.server_momentum)
         theta, momentum = state.theta.cpu().numpy(), state.momentum.cpu().numpy()
+        self._fault("stepped")
         lap("step")
         entry = LedgerEntry(
             round_id=round_id,
-            mechanism="gaussian" if mechanism.private else "none",
+            mechanism=self.ledger.genesis.mechanism,
             noise_multiplier=mechanism.noise_multiplier,
-            sensitivity=mechanism.charged_sensitivity(d, shift) if mechanism.private else 0.0,
-            sigma=mechanism.charged_sigma(d, shift),
+            sensitivity=released.sensitivity,
+            sigma=released.sigma,
             num_clients=mechanism.num_clients,
             answers=len(closing.answered),
             num_byzantine=mechanism.num_byzantine,

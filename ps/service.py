@@ -55,6 +55,8 @@ class ParameterServerService:
                     next_round=self._ps.rounds.round_id,
                     heartbeat_s=self._network.heartbeat_s,
                     chunk_bytes=self._network.chunk_bytes,
+                    noise_multiplier=self._ps.maker.mechanism.noise_multiplier,
+                    rounds=self._ps.experiment.training.rounds,
                 )
             )
         except Refused as refused:

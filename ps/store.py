@@ -20,7 +20,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,16 +32,15 @@ from common.errors import RunFolderExists, StoreDamaged, exit_code_of
 from ps import folder as layout
 from ps import journal, records, tensors
 from ps.durable import FolderLock, connect, explaining, transaction
+from ps.faults import Fault, no_fault
 from ps.journal import LedgerRow, RunRecord, RunStatus
 from ps.reader import RunReader
 from ps.records import EvaluationRecord, Records, RefusalCount, RoundMetrics
 from ps.tensors import FloatVector
 
 __all__ = [
-    "FAULT_POINTS",
     "CommittedRound",
     "EvaluationRecord",
-    "Fault",
     "PreparedRound",
     "RefusalCount",
     "RoundMetrics",
@@ -50,16 +49,7 @@ __all__ = [
     "RunStore",
 ]
 
-FAULT_POINTS = ("before_tensor", "tensor_written", "tensor_renamed", "before_commit", "after_commit")
-"""Where a test may stop a commit, in order; before ``after_commit`` the round is lost, from there on it is kept."""
-
-Fault = Callable[[str], None]
-
 _SEAL = object()
-
-
-def _no_fault(_point: str) -> None:
-    """The hook of a server that is not under test."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +184,7 @@ class RunStore:
         genesis_json: str,
         theta: FloatVector,
         keep: int = 3,
-        fault: Fault = _no_fault,
+        fault: Fault = no_fault,
     ) -> tuple[RunStore, CommittedRound]:
         """Begin a run: commit the initial model θ_0 (R = 0) with the ledger's first row.
 
@@ -237,7 +227,7 @@ class RunStore:
         return store, committed
 
     @classmethod
-    def open(cls, folder: Path, *, fault: Fault = _no_fault) -> RunStore:
+    def open(cls, folder: Path, *, fault: Fault = no_fault) -> RunStore:
         """Take up a run where its last committed round left it, after checking everything it stands on.
 
         Removes what an interrupted round left behind: temporary files, and a model without its row.

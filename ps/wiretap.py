@@ -16,6 +16,7 @@ from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
 from common.rpc.v1 import wiretap_pb2 as tap
 from ps.coordinator import Coordinator
+from ps.privacy.released import open_for_wiretap
 
 __all__ = ["WiretapService"]
 
@@ -60,7 +61,7 @@ class WiretapService:
         return [client_id for client_id in sorted(self._honest) if self._ps.inbox.digest_of(client_id) is not None]
 
     def _frames(self, round_id: int, client_id: int) -> Iterator[bytes]:
-        row = self._ps.inbox.row(client_id).numpy()
+        row = open_for_wiretap(self._ps.inbox.row(client_id)).numpy()
         header = tap.TapHeader(tapped=tap.Tapped(round_id=round_id, client_id=client_id, element_count=len(row)))
         return tensor_frames(header, row, self._ps.experiment.network.chunk_bytes)
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from hashlib import sha256
 
 from common.errors import PrivacyError, StoreDamaged
-from common.privacy.calibration import calibrate
+from common.privacy.calibration import ROUNDED_UP, calibrate
 from common.privacy.conversions import Calibration, epsilon_of, mu_of
 from ps.privacy.rows import Genesis, LedgerEntry, from_json
 
@@ -52,12 +52,12 @@ class Ledger:
     entries: tuple[LedgerEntry, ...]
     head: bytes
     spent: Fraction | None
-    """Σ 1/z² in exact rationals; None once a release had no noise (∞)."""
+    """Σ 1/z² in exact rationals, earlier runs on the same budget included; None once a release had no noise (∞)."""
 
     @classmethod
     def opened(cls, genesis: Genesis) -> Ledger:
         """The ledger of a run before round 0."""
-        return cls(genesis, (), _chained(ORIGIN, genesis), Fraction(0))
+        return cls(genesis, (), _chained(ORIGIN, genesis), Fraction(genesis.carried))
 
     @classmethod
     def restored(cls, rows: Iterable[tuple[str, bytes]], *, head: bytes | None = None) -> Ledger:
@@ -78,13 +78,13 @@ class Ledger:
         genesis: Genesis | None = None
         entries: list[LedgerEntry] = []
         reached = ORIGIN
-        total: Fraction | None = Fraction(0)
+        total: Fraction | None = None
         for number, (text, stored) in enumerate(rows):
             row = from_json(text)
             if isinstance(row, Genesis) != (number == 0):
                 raise StoreDamaged(f"ledger row {number} is a {row.kind} row: expected one genesis row, the first")
             if isinstance(row, Genesis):
-                genesis = row
+                genesis, total = row, Fraction(row.carried)
             elif genesis is not None:
                 try:
                     _check_follows(genesis, len(entries), row)
@@ -133,28 +133,44 @@ class Ledger:
 
     @property
     def mu(self) -> float:
-        """μ of all releases together; ∞ if one had no noise."""
+        """μ of all releases together, earlier runs' included; ∞ if one had no noise."""
         return math.inf if self.spent is None else _root(self.spent)
 
     def epsilon_spent(self, delta: float, conversion: Calibration = "exact") -> float:
-        """The odometer: ε at ``delta`` of the releases so far, recomputed from them. Not the guarantee: see Budget."""
+        """The odometer: ε at ``delta`` of the releases so far, recomputed from them. Not the guarantee: see Budget.
+
+        Releases of earlier runs on the same budget count.
+        """
         return epsilon_of(self.mu, delta, conversion)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """(ε, δ) for a whole run, fixed before round 0.
+    """(ε, δ) for a whole run and those before it, fixed before round 0.
+
+    Parameters
+    ----------
+    epsilon, delta
+        What all the releases together are guaranteed to be.
+    rounds
+        T, of this run.
+    calibration
+        The conversion the guarantee is stated by.
+    carried
+        Σ 1/z² of earlier runs on the same identities: it is spent already.
 
     Raises
     ------
     PrivacyError
-        ε, δ, ``rounds`` or ``calibration`` is out of range: see :func:`common.privacy.calibration.calibrate`.
+        ε, δ, ``rounds`` or ``calibration`` is out of range: see :func:`common.privacy.calibration.calibrate`; or the
+        earlier runs leave nothing.
     """
 
     epsilon: float
     delta: float
     rounds: int
     calibration: Calibration = "exact"
+    carried: float = 0.0
 
     def __post_init__(self) -> None:
         _ = self.noise_multiplier
@@ -164,12 +180,32 @@ class Budget:
         """The budget a run was opened with; None if it promised no privacy."""
         if genesis.epsilon is None or genesis.delta is None:
             return None
-        return cls(genesis.epsilon, genesis.delta, genesis.rounds, genesis.calibration)  # type: ignore[arg-type]
+        return cls(
+            genesis.epsilon,
+            genesis.delta,
+            genesis.rounds,
+            genesis.calibration,  # type: ignore[arg-type]
+            genesis.carried,
+        )
 
     @cached_property
     def noise_multiplier(self) -> float:
         """z with which exactly the planned rounds fit."""
-        return calibrate(self.epsilon, self.delta, self.rounds, self.calibration)
+        z = calibrate(self.epsilon, self.delta, self.rounds, self.calibration)
+        if self.carried == 0.0:
+            return z
+        left = self.limit - Fraction(self.carried)
+        spent = epsilon_of(math.sqrt(self.carried), self.delta, self.calibration)
+        _require(
+            left > 0,
+            f"privacy.previous has spent epsilon = {spent:.4g} at delta = {self.delta:g} of epsilon = {self.epsilon:g}"
+            ": nothing is left for another run; ask for a larger privacy.epsilon for all of them together",
+        )
+        z = math.sqrt(self.rounds) / _root(left) * (1 + ROUNDED_UP)
+        _require(
+            0 < z < math.inf, f"what privacy.previous leaves needs a noise multiplier of {z!r}: too little is left"
+        )
+        return z
 
     @cached_property
     def limit(self) -> Fraction:
@@ -192,7 +228,7 @@ def _check_follows(genesis: Genesis, next_round: int, entry: LedgerEntry) -> Non
         f"a release of round {entry.round_id} cannot follow {next_round} releases: expected round {next_round}; "
         "no round is skipped or noised twice",
     )
-    for name in ("num_clients", "num_byzantine", "rule", "premises", "sensitivity", "noise_multiplier"):
+    for name in ("num_clients", "num_byzantine", "rule", "premises", "sensitivity", "noise_multiplier", "mechanism"):
         fixed, given = getattr(genesis, name), getattr(entry, name)
         _require(
             fixed is None or fixed == given,

@@ -22,27 +22,41 @@ P4 = (
     "P4: what Byzantine clients send depends on the protected client's data only through the released models, "
     "so they have not read honest momenta"
 )
-
+P5 = (
+    "P5: whether any client answers, the protected one included, does not depend on the protected client's data "
+    "(absent clients are left out, not zero)"
+)
 
 _WIRETAP = "the wiretap showed honest momenta to the adversary"
 
 
-def premises_of(*, strict: bool = False, round_timing: Literal["adaptive", "fixed"] = "adaptive") -> tuple[str, ...]:
+def premises_of(
+    *,
+    strict: bool = False,
+    round_timing: Literal["adaptive", "fixed"] = "adaptive",
+    rescale: bool = False,
+    previous: Sequence[str] = (),
+) -> tuple[str, ...]:
     """The premises of a run's claim, each a sentence that opens with its name.
 
     ``round_timing = "fixed"`` (rounds close and publish on a public schedule) removes P2; ``strict`` (calibrated for
-    adversaries that read honest momenta) removes P4, and needs the fixed schedule.
+    adversaries that read honest momenta) removes P4, and needs the fixed schedule; ``rescale`` (absent clients are
+    left out) adds P5. The premises of ``previous`` runs on the same budget are this run's too.
 
     Raises
     ------
     PrivacyError
-        ``strict`` with rounds that are not on a fixed schedule, or an unknown ``round_timing``.
+        ``strict`` with rounds that are not on a fixed schedule or with absent clients left out, or an unknown
+        ``round_timing``.
     """
     if round_timing not in ("adaptive", "fixed"):
         raise PrivacyError(f"round_timing = {round_timing!r}: expected 'adaptive' or 'fixed'")
     if strict and round_timing != "fixed":
         raise PrivacyError("strict with round_timing = 'adaptive': adversaries could tell by time; use 'fixed'")
-    return (P1, *(() if round_timing == "fixed" else (P2,)), P3, *(() if strict else (P4,)))
+    if strict and rescale:
+        raise PrivacyError("strict with missing = 'rescale': adversaries could tell by who answers; use 'zero'")
+    own = {P1, P3, *(() if round_timing == "fixed" else (P2,)), *(() if strict else (P4,)), *((P5,) if rescale else ())}
+    return tuple(sorted(own | set(previous)))
 
 
 def privacy_status(

@@ -10,12 +10,13 @@ import math
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from numbers import Integral
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from common.errors import PrivacyError, StoreDamaged
 
 __all__ = ["Genesis", "LedgerEntry", "from_json"]
 
+_MECHANISMS = ("gaussian", "discrete", "none")
 _SLACK = 1e-12  # σ = z S may be rounded to the nearest; the budget is shaved by more
 
 
@@ -53,12 +54,15 @@ class Genesis(_Row):
     """Row 0: what the run promised before its first round.
 
     ``epsilon`` and ``delta`` are None without differential privacy. ``noise_multiplier`` and ``sensitivity`` are None
-    where they may differ between rounds (by a public schedule).
+    where they may differ between rounds (by a public schedule). ``configuration`` is the SHA-256 of all the
+    configuration but ``[network]``; ``fingerprint`` that of what clients must agree to. ``carried`` is Σ 1/z² of the
+    runs in ``previous``, rounded up: they spend from the same budget.
     """
 
     kind: ClassVar[str] = "genesis"
 
     fingerprint: str
+    configuration: str
     run_id: str
     epsilon: float | None
     delta: float | None
@@ -71,8 +75,11 @@ class Genesis(_Row):
     rule: str
     premises: tuple[str, ...]
     at: float
+    mechanism: str = "gaussian"
+    previous: tuple[str, ...] = ()
+    carried: float = 0.0
     neighbouring: str = "one client's data replaced"
-    version: int = 1
+    version: int = 2
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -89,7 +96,23 @@ class Genesis(_Row):
             self.calibration in ("exact", "renyi"),
             f"calibration = {self.calibration!r}: expected 'exact' or 'renyi'",
         )
-        _require(self.version == 1, f"version = {self.version}: this program reads ledgers of version 1")
+        _require(
+            self.mechanism in _MECHANISMS, f"mechanism = {self.mechanism!r}: expected one of {', '.join(_MECHANISMS)}"
+        )
+        _require(
+            (self.mechanism == "none") == (self.epsilon is None),
+            f"mechanism = {self.mechanism!r} with epsilon = {self.epsilon!r}: noise and a promise go together",
+        )
+        _require(
+            self.mechanism != "discrete" or self.calibration == "renyi",
+            f"mechanism = 'discrete' with calibration = {self.calibration!r}: the discrete Gaussian is zCDP, and needs "
+            "'renyi'",
+        )
+        _require(
+            self.carried >= 0.0 and (self.carried == 0.0 or self.epsilon is not None),
+            f"carried = {self.carried!r} with epsilon = {self.epsilon!r}: expected at least 0, and 0 without a budget",
+        )
+        _require(self.version == 2, f"version = {self.version}: this program reads ledgers of version 2")
         _require_members(self.num_clients, self.num_byzantine)
 
 
@@ -97,7 +120,8 @@ class Genesis(_Row):
 class LedgerEntry(_Row):
     """One release: N(0, σ²) on every coordinate of an aggregate whose L2 sensitivity is S, σ = z S.
 
-    A release without noise has mechanism ``none`` and z = σ = 0. ``at`` is in unix seconds.
+    ``mechanism`` is ``gaussian``, or ``discrete`` (the discrete Gaussian on the grid: the same Rényi divergences at
+    most); a release without noise has ``none`` and z = σ = 0. ``at`` is in unix seconds.
 
     Raises
     ------
@@ -117,7 +141,7 @@ class LedgerEntry(_Row):
     rule: str
     premises: tuple[str, ...]
     at: float
-    mechanism: Literal["gaussian", "none"] = "gaussian"
+    mechanism: str = "gaussian"
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -128,7 +152,9 @@ class LedgerEntry(_Row):
             f"answers = {self.answers}: expected 0 to num_clients = {self.num_clients}",
         )
         _require(self.sensitivity >= 0, f"sensitivity = {self.sensitivity!r}: expected at least 0")
-        _require(self.mechanism in ("gaussian", "none"), f"mechanism = {self.mechanism!r}: expected gaussian or none")
+        _require(
+            self.mechanism in _MECHANISMS, f"mechanism = {self.mechanism!r}: expected one of {', '.join(_MECHANISMS)}"
+        )
         if self.mechanism == "none":
             _require(
                 self.noise_multiplier == 0 and self.sigma == 0,

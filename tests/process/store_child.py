@@ -19,7 +19,8 @@ from typing import NoReturn
 import numpy as np
 
 from common.errors import RunFolderExists
-from ps.store import FAULT_POINTS, CommittedRound, Fault, PreparedRound, RunStore
+from ps.faults import IN_STORE, Fault
+from ps.store import CommittedRound, PreparedRound, RunStore
 
 D = 26_010
 
@@ -75,7 +76,7 @@ def serve(folder: Path) -> NoReturn:
 
 def points(parent: Path) -> None:
     for step in ("create", "commit"):
-        for point in FAULT_POINTS:
+        for point in IN_STORE:
             child = os.fork()
             if child == 0:
                 die_at(parent / f"{step}-{point}", point, creating=step == "create")

@@ -14,7 +14,8 @@ from client.crew import build_crew
 from common.config import Experiment
 from common.errors import exit_code_of
 from common.learning.task import build_task
-from ps.mechanism import mechanism_of
+from ps.mechanism import opened
+from ps.privacy.released import Unreleased
 from ps.reader import RunReader
 from ps.update import advance, initial_state, release
 
@@ -28,7 +29,7 @@ def free_address() -> str:
 def trajectory(experiment: Experiment, ids: list[int], zeros: int = 0) -> np.ndarray:
     """θ after all rounds, if exactly ``ids`` answer honestly in each and ``zeros`` others send zeros."""
     task = build_task(experiment)
-    _, mechanism = mechanism_of(experiment, task)
+    _, _, mechanism = opened(experiment, lambda: task.dataset.train.labels)
     crew = build_crew(experiment, task, ids)
     state = initial_state(task.model.parameters_flat().clone())
     rows = torch.zeros((mechanism.num_clients, task.num_parameters))
@@ -36,7 +37,7 @@ def trajectory(experiment: Experiment, ids: list[int], zeros: int = 0) -> np.nda
         task.model.set_parameters(state.theta)
         for row, worker in enumerate(crew.values()):
             rows[row] = torch.from_numpy(worker.step(round_id))
-        released = release(mechanism, rows, range(len(crew) + zeros), None)
+        released = release(mechanism, Unreleased(rows), range(len(crew) + zeros), None)
         state = advance(state, released, experiment.training.learning_rate, experiment.training.server_momentum)
     return state.theta.numpy()
 

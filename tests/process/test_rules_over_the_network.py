@@ -14,8 +14,9 @@ from common.config import Experiment
 from common.errors import PrivacyError, RuleError
 from common.learning.task import build_task
 from deploy.simulation import simulate
-from ps.mechanism import mechanism_of
+from ps.mechanism import opened
 from ps.reader import RunReader
+from ps.release import Mechanism
 
 STEPS = {
     "adaptive_clipping": "adaptive_clipping",
@@ -26,6 +27,11 @@ STEPS = {
 NAMED = {rule: {"rule": rule} for rule in sorted(RULES)} | {
     f"{step}_before_the_median": {"rule": "median", "before": [STEPS[step]]} for step in sorted(BEFORE)
 }
+
+
+def mechanism_for(experiment: Experiment) -> Mechanism:
+    _, _, mechanism = opened(experiment, lambda: build_task(experiment).dataset.train.labels)
+    return mechanism
 
 
 def experiment_with(aggregation: dict[str, object], **sections: dict[str, object]) -> Experiment:
@@ -100,7 +106,7 @@ def test_server_momentum_inside_the_rule_is_charged_by_what_was_released(tmp_pat
 def test_under_the_strict_premise_the_noise_grows_and_the_claim_no_longer_needs_p4() -> None:
     timing = {"premise": "strict", "round_timing": "fixed"}
     strict, plain = (experiment_with({"rule": "trimmed_mean"}, privacy=p) for p in (timing, {}))
-    (_, one), (_, other) = (mechanism_of(e, build_task(e)) for e in (strict, plain))
+    one, other = (mechanism_for(e) for e in (strict, plain))
     assert one.sensitivity == pytest.approx(3 * other.sensitivity * 7 / 7)
     assert one.noise_multiplier == other.noise_multiplier
     assert np.isfinite(simulated(strict)).all()
@@ -125,7 +131,7 @@ def test_weights_by_sample_counts_reach_the_rule_and_its_sensitivity() -> None:
         experiment_with({"rule": "normalized_mean"}, data=data, federation={"weights": weights})
         for weights in ("samples", "equal")
     )
-    (_, one), (_, other) = (mechanism_of(e, build_task(e)) for e in (weighted, plain))
+    one, other = (mechanism_for(e) for e in (weighted, plain))
     assert other.sensitivity == pytest.approx(2 / 11)
     assert one.sensitivity > other.sensitivity
     assert not np.array_equal(simulated(weighted), simulated(plain))

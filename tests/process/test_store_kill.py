@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from common.errors import RunFolderInUse, StoreDamaged
-from ps.store import FAULT_POINTS, CommittedRound, PreparedRound, RunReader, RunStore
+from ps.faults import IN_STORE
+from ps.store import CommittedRound, PreparedRound, RunReader, RunStore
 
 CHILD = Path(__file__).with_name("store_child.py")
 KILLS = 40
@@ -130,7 +131,7 @@ def killed_at_points(tmp_path_factory):
     return parent, before
 
 
-@pytest.mark.parametrize("point", FAULT_POINTS)
+@pytest.mark.parametrize("point", IN_STORE)
 def test_a_server_killed_while_committing_has_the_round_wholly_or_not_at_all(killed_at_points, point):
     parent, before = killed_at_points
     folder = parent / f"commit-{point}"
@@ -152,7 +153,7 @@ def test_a_server_killed_while_committing_has_the_round_wholly_or_not_at_all(kil
         check_folder(folder, following.round_id)
 
 
-@pytest.mark.parametrize("point", FAULT_POINTS)
+@pytest.mark.parametrize("point", IN_STORE)
 def test_a_server_killed_while_beginning_a_run_leaves_a_run_or_a_folder_to_begin_in(killed_at_points, point):
     folder = killed_at_points[0] / f"create-{point}"
     if point == "after_commit":

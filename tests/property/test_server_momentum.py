@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.aggregation import make_rule
+from ps.privacy.released import Unreleased
 from ps.update import Mechanism, advance, initial_state, release
 
 
@@ -48,7 +49,7 @@ def test_momentum_outside_the_rule_is_the_papers_inside_form_over_fifty_rounds(s
         R = trimmed_mean(M, f) + (1 - beta) * z * sensitivity * xi
         theta = theta - eta * R
 
-        released = release(mechanism, rows, range(n), xi if z else None)
+        released = release(mechanism, Unreleased(rows), range(n), xi if z else None)
         ours = advance(ours, released, eta, beta)
         scale = max(1.0, float(np.abs(R).max()))
         assert np.abs(ours.momentum.numpy() - R).max() <= 1e-6 * scale

@@ -134,16 +134,17 @@ def recomputed(server: ServerProcess, round_id: int, theta: np.ndarray, rows: np
 
     from common.learning.task import build_task
     from common.noise import SeededGaussian
-    from ps.mechanism import mechanism_of
+    from ps.mechanism import opened
+    from ps.privacy.released import Unreleased
     from ps.update import ServerState, advance, release
 
     training = server.experiment.training
-    _, mechanism = mechanism_of(server.experiment, build_task(server.experiment))
+    _, _, mechanism = opened(server.experiment, lambda: build_task(server.experiment).dataset.train.labels)
     matrix = torch.from_numpy(rows.copy())
     for row in matrix:
         mechanism.condition(row)
     noise = SeededGaussian(server.experiment.privacy.noise_seed).standard_normal(len(theta), round_id=round_id)
-    released = release(mechanism, matrix, range(len(matrix)), noise)
+    released = release(mechanism, Unreleased(matrix), range(len(matrix)), noise)
     state = ServerState(round_id, torch.from_numpy(theta), torch.zeros(len(theta)))
     return advance(state, released, training.learning_rate, training.server_momentum).theta.numpy()
 

@@ -17,6 +17,7 @@ from ps.privacy.premises import premises_of
 PREMISES = premises_of()
 GENESIS = Genesis(
     fingerprint="ab" * 32,
+    configuration="cd" * 32,
     run_id="run-1",
     epsilon=20.0,
     delta=1e-3,
@@ -49,7 +50,7 @@ def entry(round_id: int, **changes) -> LedgerEntry:
 
 
 def unnoised(round_id: int) -> LedgerEntry:
-    return entry(round_id, noise_multiplier=0.0, sigma=0.0, mechanism="none")
+    return entry(round_id, noise_multiplier=0.0, sensitivity=0.0, sigma=0.0, mechanism="none")
 
 
 def ledger_of(rounds: int, genesis: Genesis = GENESIS, **changes) -> Ledger:
@@ -142,7 +143,7 @@ def test_what_was_left_open_may_change():
         (lambda rows: rows[:0], "empty"),
         (lambda rows: [(rows[0][0][:40], rows[0][1])], "cannot be read"),
         (lambda rows: [(rows[0][0] + " ", rows[0][1])], "not in canonical form"),
-        (lambda rows: [(rows[0][0].replace('"version":1', '"version":2'), rows[0][1])], "version = 2"),
+        (lambda rows: [(rows[0][0].replace('"version":2', '"version":3'), rows[0][1])], "version = 3"),
         (lambda rows: [("[]", rows[0][1])], "cannot be read"),
     ],
 )
@@ -193,11 +194,56 @@ def test_what_was_spent_is_recomputed_from_the_releases():
 
 
 def test_one_release_without_noise_costs_everything():
-    ledger = Ledger.opened(replace(GENESIS, noise_multiplier=None)).append(entry(0)).append(unnoised(1))
+    promise = {"epsilon": None, "delta": None, "noise_multiplier": 0.0, "sensitivity": 0.0, "mechanism": "none"}
+    ledger = Ledger.opened(replace(GENESIS, **promise)).append(unnoised(0))
     assert ledger.epsilon_spent(1e-3) == math.inf
-    assert ledger.append(entry(2)).epsilon_spent(1e-3) == math.inf
+    assert ledger.append(unnoised(1)).epsilon_spent(1e-3) == math.inf
     assert not Budget(1e6, 1e-3, 5).admits(ledger, 1e6)
     assert Ledger.restored(ledger.rows()).spent is None
+
+
+def test_a_private_run_has_no_release_without_noise():
+    with pytest.raises(PrivacyError, match="mechanism = 'none' in round 0: fixed before round 0 as 'gaussian'"):
+        Ledger.opened(replace(GENESIS, noise_multiplier=None, sensitivity=None)).append(unnoised(0))
+    with pytest.raises(PrivacyError, match="noise and a promise go together"):
+        replace(GENESIS, mechanism="none")
+
+
+def test_discrete_noise_is_accounted_by_renyi_alone():
+    assert replace(GENESIS, mechanism="discrete", calibration="renyi").mechanism == "discrete"
+    with pytest.raises(PrivacyError, match="zCDP"):
+        replace(GENESIS, mechanism="discrete", calibration="exact")
+
+
+@pytest.mark.parametrize("calibration", ["exact", "renyi"])
+@pytest.mark.parametrize("seed", range(50))
+def test_what_earlier_runs_spent_is_not_spent_again(calibration, seed):
+    random.seed(1000 + seed)
+    rounds, earlier = random.randint(1, 40), random.randint(1, 40)
+    eps, delta = 10 ** random.uniform(-1, 2), 10 ** random.uniform(-10, -2)
+    whole = Budget(eps, delta, rounds + earlier, calibration)
+    carried = math.nextafter(float(cost_of(whole.noise_multiplier) * earlier), math.inf)
+    budget = Budget(eps, delta, rounds, calibration, carried)
+    z = budget.noise_multiplier
+    assert z == pytest.approx(whole.noise_multiplier, rel=1e-6)
+    genesis = replace(
+        GENESIS, epsilon=eps, delta=delta, rounds=rounds, calibration=calibration, noise_multiplier=z, carried=carried
+    )
+    assert Budget.of(genesis) == budget
+    ledger = Ledger.opened(genesis)
+    assert ledger.epsilon_spent(delta, calibration) > 0
+    for round_id in range(rounds):
+        assert budget.admits(ledger, z)
+        ledger = ledger.append(entry(round_id, noise_multiplier=z))
+    assert not budget.admits(ledger, z)
+    assert Ledger.restored(ledger.rows()) == ledger
+    assert ledger.epsilon_spent(delta, calibration) <= eps
+
+
+def test_a_budget_that_earlier_runs_have_spent_is_refused():
+    spent = float(cost_of(Budget(4.0, 1e-5, 10).noise_multiplier) * 10)
+    with pytest.raises(PrivacyError, match=r"has spent epsilon = 4 at delta = 1e-05 of epsilon = 3.99"):
+        _ = Budget(3.99, 1e-5, 10, carried=spent)
 
 
 def test_the_cost_of_a_release_is_rounded_up_by_next_to_nothing():
@@ -265,4 +311,4 @@ def test_a_budget_admits_no_release_without_noise_and_no_nonsense():
 
 
 def test_a_run_without_a_promise_has_no_budget():
-    assert Budget.of(replace(GENESIS, epsilon=None, delta=None, noise_multiplier=0.0)) is None
+    assert Budget.of(replace(GENESIS, epsilon=None, delta=None, noise_multiplier=0.0, mechanism="none")) is None

@@ -96,7 +96,7 @@ def test_a_box_has_no_attribute_with_the_content_and_compares_by_identity(box):
 
 
 def test_only_the_mechanism_opens_boxes():
-    allowed = {"ps/privacy/released.py", "ps/update.py"}
+    allowed = {"ps/privacy/released.py", "ps/release.py"}
     callers = {
         str(path.relative_to(ROOT))
         for package in ("common", "ps", "client", "adversary", "deploy")
@@ -104,6 +104,16 @@ def test_only_the_mechanism_opens_boxes():
         if "open_for_mechanism" in path.read_text(encoding="utf-8") or _reaches_inside(path)
     }
     assert callers <= allowed
+
+
+def test_only_the_wiretap_opens_boxes_for_an_adversary():
+    callers = {
+        str(path.relative_to(ROOT))
+        for package in ("common", "ps", "client", "adversary", "deploy")
+        for path in (ROOT / package).rglob("*.py")
+        if "open_for_wiretap" in path.read_text(encoding="utf-8")
+    }
+    assert callers == {"ps/privacy/released.py", "ps/wiretap.py"}
 
 
 def _reaches_inside(path: Path) -> bool:

@@ -12,6 +12,7 @@ import torch
 from common.aggregation import RoundContext, Rule, make_rule
 from common.aggregation.step import grid_of
 from common.errors import PrivacyError, RuleError, RunFailed
+from ps.privacy.released import Unreleased
 from ps.update import Mechanism, advance, initial_state, release
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))
@@ -55,7 +56,7 @@ def test_a_private_release_is_the_exact_sum_plus_noise_on_the_grid_then_divided(
     given = mechanism(rule=rule, z=3.0)
     rows, noise = conditioned(given, 500, device=device), np.random.default_rng(1).standard_normal(500)
     divisor = 7 if rule == "mean" else 3
-    released = release(given, rows, range(7), noise)
+    released = release(given, Unreleased(rows), range(7), noise)
     kept = np.sort(rows.cpu().numpy().astype(np.float64), axis=0)[0 if rule == "mean" else 2 :][:divisor].sum(axis=0)
     steps = kept * 2**20 + np.rint(noise * given.sigma * divisor * 2**20)
     assert released.dtype == torch.float32
@@ -66,7 +67,7 @@ def test_a_private_release_is_the_exact_sum_plus_noise_on_the_grid_then_divided(
 def test_the_noise_has_the_standard_deviation_sigma():
     given = mechanism(n=20, f=4, z=2.0)
     noise = np.random.default_rng(0).standard_normal(200_000)
-    released = release(given, torch.zeros(20, 200_000), [], noise)
+    released = release(given, Unreleased(torch.zeros(20, 200_000)), [], noise)
     assert given.sensitivity == pytest.approx(2 / 12)
     assert released.std().item() == pytest.approx(2 * 2 / 12 * noise.std(), rel=1e-4)
 
@@ -87,7 +88,7 @@ def test_a_private_release_has_the_same_bits_in_any_client_order(device):
     given = mechanism(n=30, f=4, z=0.5)
     rows, noise = conditioned(given, 3000, device=device), np.random.default_rng(1).standard_normal(3000)
     order = torch.randperm(30, device=device)
-    one, other = (release(given, x, range(30), noise) for x in (rows, rows[order]))
+    one, other = (release(given, Unreleased(x), range(30), noise) for x in (rows, rows[order]))
     assert torch.equal(one, other)
 
 
@@ -95,14 +96,17 @@ def test_under_privacy_an_absent_client_is_a_zero_row_and_changes_neither_diviso
     given = mechanism(n=7, f=1, z=1.0)
     rows, noise = conditioned(given, 50), np.random.default_rng(1).standard_normal(50)
     rows[3] = 0.0
-    with_all, with_absent = release(given, rows, range(7), noise), release(given, rows, [0, 1, 2, 4, 5, 6], noise)
+    with_all, with_absent = (
+        release(given, Unreleased(rows), range(7), noise),
+        release(given, Unreleased(rows), [0, 1, 2, 4, 5, 6], noise),
+    )
     assert torch.equal(with_all, with_absent)
 
 
 def test_a_left_over_row_of_an_absent_client_is_a_defect_that_shows():
     given = mechanism()
     with pytest.raises(ValueError, match="did not answer is not zero"):
-        release(given, conditioned(given, 5), [0, 1, 2], np.zeros(5))
+        release(given, Unreleased(conditioned(given, 5)), [0, 1, 2], np.zeros(5))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -111,33 +115,35 @@ def test_without_privacy_the_rule_runs_over_those_who_answered_with_f_unchanged(
     given = mechanism(n=9, f=2, z=0.0, clip_norm=None)
     rows = torch.randn(9, 40, device=device)
     answered = [8, 0, 1, 3, 4, 5]
-    released = release(given, rows, np.isin(np.arange(9), answered) if mask else answered, None)
+    released = release(given, Unreleased(rows), np.isin(np.arange(9), answered) if mask else answered, None)
     assert torch.equal(released, make_rule("trimmed_mean", num_byzantine=2)(rows[[0, 1, 3, 4, 5, 8]]))
-    assert torch.equal(release(given, rows, range(9), None), make_rule("trimmed_mean", num_byzantine=2)(rows))
+    assert torch.equal(
+        release(given, Unreleased(rows), range(9), None), make_rule("trimmed_mean", num_byzantine=2)(rows)
+    )
 
 
 @pytest.mark.parametrize("answered", [[], [0, 1, 2, 3]])
 def test_without_privacy_too_few_answers_are_refused(answered):
     with pytest.raises(RuleError, match=f"needs at least 5 rows; given {len(answered)}"):
-        release(mechanism(z=0.0), torch.zeros(7, 3), answered, None)
+        release(mechanism(z=0.0), Unreleased(torch.zeros(7, 3)), answered, None)
 
 
 def test_noise_is_given_exactly_when_there_is_privacy():
     with pytest.raises(PrivacyError, match="noise is needed"):
-        release(mechanism(z=1.0), torch.zeros(7, 3), range(7), None)
+        release(mechanism(z=1.0), Unreleased(torch.zeros(7, 3)), range(7), None)
     with pytest.raises(PrivacyError, match="noise is needed"):
-        release(mechanism(z=0.0), torch.zeros(7, 3), range(7), np.zeros(3))
+        release(mechanism(z=0.0), Unreleased(torch.zeros(7, 3)), range(7), np.zeros(3))
     with pytest.raises(ValueError, match=r"noise \(4,\)"):
-        release(mechanism(z=1.0), torch.zeros(7, 3), range(7), np.zeros(4))
+        release(mechanism(z=1.0), Unreleased(torch.zeros(7, 3)), range(7), np.zeros(4))
     with pytest.raises(ValueError, match="one per identity"):
-        release(mechanism(z=1.0), torch.zeros(6, 3), range(6), np.zeros(3))
+        release(mechanism(z=1.0), Unreleased(torch.zeros(6, 3)), range(6), np.zeros(3))
 
 
 def test_releasing_changes_neither_rows_nor_noise():
     given = mechanism()
     rows, noise = conditioned(given, 30), torch.randn(30, dtype=torch.float64)
     kept = rows.clone(), noise.clone()
-    release(given, rows, range(7), noise)
+    release(given, Unreleased(rows), range(7), noise)
     assert torch.equal(rows, kept[0])
     assert torch.equal(noise, kept[1])
 
@@ -148,7 +154,7 @@ def test_the_output_of_a_rule_without_a_proof_is_projected_onto_the_ball(value, 
     rule = Anything(torch.full((10,), value))
     given = Mechanism(rule, 5, 0, 2.0, 1.0)
     assert given.charged_sensitivity(10) == given.sensitivity == 4.0
-    released = release(given, torch.zeros(5, 10, device=device), [0, 2], np.zeros(10))
+    released = release(given, Unreleased(torch.zeros(5, 10, device=device)), [0, 2], np.zeros(10))
     expected = 0.0 if math.isnan(value) else 2.0 / math.sqrt(10)
     assert torch.allclose(released.cpu(), torch.full((10,), expected), atol=2 * grid_of(2.0))
     assert released.double().norm().item() <= 2.0
@@ -162,7 +168,7 @@ def test_a_rule_with_a_proof_but_no_exact_sum_is_charged_for_its_rounding():
     assert given.charged_sensitivity(100) == pytest.approx(0.5 + 10 * 2.0**-20, rel=1e-12)
     assert given.charged_sigma(100) >= 2.0 * (0.5 + 10 * 2.0**-20) > given.sigma
     noise = np.random.default_rng(0).standard_normal(100)
-    released = release(given, torch.zeros(5, 100), range(5), noise)
+    released = release(given, Unreleased(torch.zeros(5, 100)), range(5), noise)
     wanted = np.rint(np.float64(np.float32(0.3)) * 2**20) + np.rint(noise * given.charged_sigma(100) * 2**20)
     np.testing.assert_array_equal(released.numpy(), (wanted / 2**20).astype(np.float32))
 
@@ -175,7 +181,13 @@ def test_an_exact_rule_is_charged_its_own_sensitivity_in_any_dimension():
 
 def test_the_context_of_a_rule_is_cut_to_those_who_answered():
     rule = Anything(torch.zeros(3))
-    release(Mechanism(rule, 4, 0, None, 0.0), torch.zeros(4, 3), [1, 3], None, RoundContext(weights=torch.arange(4.0)))
+    release(
+        Mechanism(rule, 4, 0, None, 0.0),
+        Unreleased(torch.zeros(4, 3)),
+        [1, 3],
+        None,
+        RoundContext(weights=torch.arange(4.0)),
+    )
     assert rule.seen[0][1].weights.tolist() == [1.0, 3.0]
 
 

@@ -250,11 +250,17 @@ class Joined(_message.Message):
     NEXT_ROUND_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     incarnation: _builtins.bytes
     next_round: _builtins.int
     heartbeat_s: _builtins.float
     chunk_bytes: _builtins.int
+    noise_multiplier: _builtins.float
+    """z of every release of this run; 0: no noise"""
+    rounds: _builtins.int
+    """how many releases are planned"""
     def __init__(
         self,
         *,
@@ -263,10 +269,12 @@ class Joined(_message.Message):
         next_round: _builtins.int = ...,
         heartbeat_s: _builtins.float = ...,
         chunk_bytes: _builtins.int = ...,
+        noise_multiplier: _builtins.float = ...,
+        rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "heartbeat_s", b"heartbeat_s", "incarnation", b"incarnation", "next_round", b"next_round", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "heartbeat_s", b"heartbeat_s", "incarnation", b"incarnation", "next_round", b"next_round", "noise_multiplier", b"noise_multiplier", "rounds", b"rounds", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
