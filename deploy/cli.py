@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deploy.origin import shadowed
+from deploy.privacy import app as privacy_app
 
 if TYPE_CHECKING:
     from client.exchange import Outcome
@@ -31,6 +32,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(privacy_app)
 
 ExperimentArgument = Annotated[
     str, typer.Argument(help="A TOML file, or the name of a ready experiment.", show_default=False)
@@ -92,10 +95,8 @@ def run(
     from deploy.display import open_display
     from deploy.local import run_locally
 
-    configuration, folder, notes = _asked_for(experiment, set_, run_dir, resume)
+    configuration, folder = _asked_for(experiment, set_, run_dir, resume)
     with open_display(_name(experiment, folder), configuration.training.rounds, quiet=quiet) as display:
-        for note in notes:
-            display.show(note)
         ending = run_locally(configuration, folder, display, resume=resume)
     _conclude(ending, as_json=as_json, quiet=quiet)
 
@@ -119,12 +120,10 @@ def ps(
     from deploy.logs import forward_warnings
 
     overrides = [*(set_ or ()), *([f'network.address="{address}"'] if address is not None else ())]
-    configuration, folder, notes = _asked_for(experiment, overrides, run_dir, resume, insecure=insecure)
+    configuration, folder = _asked_for(experiment, overrides, run_dir, resume, insecure=insecure)
     name = _name(experiment, folder)
     with open_display(name, configuration.training.rounds, quiet=quiet, style="lines") as display:
         forward_warnings(display.show)
-        for note in notes:
-            display.show(note)
         display.show({"event": "note", "message": "loading PyTorch"})
         from ps.main import run_parameter_server
 
@@ -140,6 +139,15 @@ def client(
     address: AddressOption,
     ids: Annotated[str, typer.Option("--ids", help="Identities this process holds, for instance 0-29,31.")],
     tokens: TokensOption,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="Keep momenta and the privacy total here, from one life of this client to the next.",
+            show_default=False,
+        ),
+    ] = None,
     set_: SetOption = None,
     insecure: InsecureOption = False,
 ) -> None:
@@ -150,7 +158,7 @@ def client(
     def take_part() -> Outcome:
         from client.main import run_client
 
-        return run_client(configuration, address=address, tokens=held)
+        return run_client(configuration, address=address, tokens=held, state=state)
 
     _take_part(take_part)
 
@@ -264,8 +272,8 @@ def _overrides(given: list[str] | None, insecure: bool) -> list[str]:
 
 def _asked_for(
     source: str | None, overrides: list[str] | None, run_dir: Path | None, resume: bool, *, insecure: bool = False
-) -> tuple[Experiment, Path, list[dict[str, Any]]]:
-    """The configuration to run, its folder, and what should be said about it first.
+) -> tuple[Experiment, Path]:
+    """The configuration to run, and its folder.
 
     A resumed run has its own configuration; an experiment named beside it is only compared.
     """
@@ -275,7 +283,7 @@ def _asked_for(
         )
     folder = _run_dir(source or "", run_dir, resume)
     if not resume:
-        return _configuration(source or "", overrides, insecure=insecure), folder, []
+        return _configuration(source or "", overrides, insecure=insecure), folder
     if source is None:
         from common.config import experiment_from, with_overrides
         from deploy.local import stored_experiment
@@ -284,8 +292,7 @@ def _asked_for(
         given = experiment_from(with_overrides(tree, _overrides(overrides, insecure)))
     else:
         given = _configuration(source, overrides, insecure=insecure)
-    notes: list[dict[str, Any]] = []
-    return _stored(given, folder, notes.append), folder, notes
+    return _stored(given, folder), folder
 
 
 def _name(source: str | None, folder: Path) -> str:
@@ -301,17 +308,24 @@ def _run_dir(source: str, given: Path | None, resume: bool) -> Path:
     return new_run_dir(Path(source).stem) if given is None else given
 
 
-def _stored(given: Experiment, folder: Path, tell: Callable[[dict[str, Any]], None]) -> Experiment:
+def _stored(given: Experiment, folder: Path) -> Experiment:
     """The configuration a run is resumed under: as stored, but for what is asked for in ``[network]``.
 
-    What else was asked for is said to be ignored.
+    Raises
+    ------
+    ConfigError
+        Something else was asked for: what a run promised before round 0 does not change.
     """
+    from common.errors import ConfigError
     from deploy.local import stored_experiment
 
     stored = stored_experiment(folder)
-    if ignored := given.differences(stored.public()):
-        text = "; ".join(line.replace("at the parameter server", "in the run folder") for line in ignored)
-        tell({"event": "warning", "message": f"a resumed run keeps its configuration, ignored: {text}"})
+    if different := given.differences(stored.public()):
+        text = "; ".join(line.replace("at the parameter server", "in the run folder") for line in different)
+        raise ConfigError(
+            f"a resumed run keeps its configuration, but another was asked for: {text}; leave that out (--resume "
+            "--run-dir is enough), or start another run in another --run-dir"
+        )
     asked = {key: getattr(given.network, key) for key in given.network.model_fields_set}
     return stored.model_copy(update={"network": stored.network.model_copy(update=asked)})
 
@@ -375,25 +389,21 @@ def _interruptible() -> Iterator[None]:
 
 
 def _take_part(take_part: Callable[[], Outcome]) -> None:
+    from common.errors import exit_code_of
     from deploy.logs import log_to_stderr
 
     log_to_stderr()
     with _interruptible():
         outcome = take_part()
     typer.echo(f"the run has ended: {outcome.status}: {outcome.message}", err=True)
-    raise typer.Exit(_exit_code(outcome.status))
-
-
-def _exit_code(status: str) -> int:
-    """That of the run's status; 0 for a client that came when the run was over already."""
-    from common.errors import exit_code_of
-
-    return 0 if status == "over" else exit_code_of(status)
+    raise typer.Exit(exit_code_of(outcome.status))
 
 
 def _conclude(ending: Ending, *, as_json: bool, quiet: bool) -> None:
     """Print what came out, and exit with the status's code."""
     import json
+
+    from common.errors import exit_code_of
 
     if as_json:
         facts = {"status": ending.status, "message": ending.message, "run_dir": str(ending.run_dir)}
@@ -409,7 +419,7 @@ def _conclude(ending: Ending, *, as_json: bool, quiet: bool) -> None:
         if ending.status in ("interrupted", "quorum_lost", "failed") and (ending.run_dir / "run.sqlite").exists():
             program = shlex.join([sys.argv[0], "run", "--resume", "--run-dir", str(ending.run_dir)])
             typer.echo(f"go on with: {program}", err=True)
-    raise typer.Exit(_exit_code(ending.status))
+    raise typer.Exit(exit_code_of(ending.status))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.config import Experiment, digest_of
-from common.errors import StoreDamaged
+from common.errors import BudgetExhausted, StoreDamaged
 from common.learning.task import Task, build_task, single_threaded
 from common.noise import NoiseAhead
 from common.rpc.addresses import Address, parse_address, refuse_insecure
@@ -39,6 +39,7 @@ from ps.mechanism import (
 )
 from ps.membership import Membership
 from ps.privacy.ledger import Budget, Genesis, Ledger
+from ps.privacy.pld import epsilon_pld
 from ps.privacy.premises import privacy_status
 from ps.privacy.previous import Previous
 from ps.release import Mechanism
@@ -56,6 +57,7 @@ __all__ = ["run_parameter_server"]
 log = logging.getLogger("byzuldp.ps")
 
 MODEL_FILE = "model.safetensors"
+COMPLETED = "completed"
 
 
 def run_parameter_server(
@@ -320,18 +322,20 @@ class _Run:
         self.store.finish(end.status, end.message)
         self._save_model()
         score = evaluator.finish(latest.round_id, latest.theta)
+        private = privacy_status(
+            epsilon=experiment.privacy.epsilon,
+            delta=experiment.privacy.delta,
+            wiretap=experiment.attack.knowledge == "omniscient" and experiment.num_adversaries > 0,
+            noise_secret=experiment.privacy.noise_seed is None,
+            premises=self.ledger.genesis.premises,
+        )
         summary = summarise(
             experiment=experiment,
             ledger=self.ledger,
             status=end.status,
             message=end.message,
-            private=privacy_status(
-                epsilon=experiment.privacy.epsilon,
-                delta=experiment.privacy.delta,
-                wiretap=experiment.attack.knowledge == "omniscient" and experiment.num_adversaries > 0,
-                noise_secret=experiment.privacy.noise_seed is None,
-                premises=self.ledger.genesis.premises,
-            ),
+            private=private,
+            checked=self._checked_epsilon(end.status) if private[0] else None,
             rounds=self.store.rounds(),
             evaluations=self.store.evaluations(),
             refusals=self.store.refusals(),
@@ -352,6 +356,12 @@ class _Run:
         write_summary(self.store.folder, summary)
         self.report({"event": "end", "status": end.status, "message": end.message})
         return summary
+
+    def _checked_epsilon(self, status: str) -> float | None:
+        """ε by an independent accountant, once a run is over for good: it takes seconds."""
+        if status not in (COMPLETED, BudgetExhausted.status):
+            return None
+        return epsilon_pld(self.ledger, self.experiment.privacy.delta)
 
     def _save_model(self) -> None:
         """The trained model under the names of its state dict, for whoever uses it next."""

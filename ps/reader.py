@@ -14,8 +14,10 @@ from typing import TypeVar
 from common.errors import StoreDamaged
 from ps import journal, records
 from ps.durable import explaining, reading
+from ps.folder import MODELS
 from ps.journal import LedgerRow, RunRecord, RunStatus
 from ps.records import EvaluationRecord, RefusalCount, RoundMetrics
+from ps.tensors import FloatVector, read_model
 
 __all__ = ["RunReader"]
 
@@ -66,6 +68,17 @@ class RunReader:
         """
         self._committed(lambda connection: journal.check_consistent(connection, self.folder / journal.FILE))
         return self.ledger_rows()[-1][2]
+
+    def last_model(self) -> tuple[int, FloatVector, FloatVector]:
+        """The last committed model: its round, θ and R, checked against the row that was committed with it.
+
+        Raises
+        ------
+        StoreDamaged
+            The file is missing, torn or changed.
+        """
+        round_id, expected = self._committed(journal.last_model)
+        return round_id, *read_model(self.folder / MODELS, expected)
 
     def rounds(self) -> list[RoundMetrics]:
         return self._recorded(records.rounds)

@@ -32,6 +32,7 @@ def summarise(
     status: str,
     message: str,
     private: tuple[bool, str],
+    checked: float | None,
     rounds: Sequence[RoundMetrics],
     evaluations: Sequence[EvaluationRecord],
     refusals: Sequence[RefusalCount],
@@ -40,11 +41,12 @@ def summarise(
 ) -> dict[str, Any]:
     """The summary of a run as JSON values.
 
-    Keys: ``status``, ``message``, ``private``, ``private_because``, ``rounds`` (published), ``final_accuracy`` (last
-    model, whole test set), ``accuracy_last`` (mean, std, rounds averaged), ``accuracy_max``, ``accuracy_curve``
-    ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: what is guaranteed), ``epsilon_spent`` (of the
-    releases made), ``noise_multiplier``, ``round_latency_s`` (p50, p95, max, mean seconds of each phase),
-    ``bytes_down``, ``bytes_up``, ``refusals`` (by kind), and what ``extra`` adds.
+    Keys: ``status``, ``message``, ``private``, ``private_because``, ``premises``, ``rounds`` (published),
+    ``final_accuracy`` (last model, whole test set), ``accuracy_last`` (mean, std, rounds averaged), ``accuracy_max``,
+    ``accuracy_curve`` ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: what is guaranteed),
+    ``epsilon_spent`` (of the releases made), ``epsilon_pld`` (``checked``: the same by an independent accountant),
+    ``noise_multiplier``, ``round_latency_s`` (p50, p95, max, mean seconds of each phase), ``bytes_down``,
+    ``bytes_up``, ``refusals`` (by kind), and what ``extra`` adds.
     """
     budget = Budget.of(ledger.genesis)
     curve = [[record.round_id, record.accuracy] for record in evaluations]
@@ -58,6 +60,7 @@ def summarise(
         "message": message,
         "private": private[0],
         "private_because": private[1],
+        "premises": list(ledger.genesis.premises) if budget else [],
         "rounds": published,
         "final_accuracy": final.accuracy if final else None,
         "final_loss": final.loss if final and isfinite(final.loss) else None,
@@ -71,6 +74,7 @@ def summarise(
         "accuracy_curve": curve,
         "epsilon": budget.epsilon if budget else None,
         "epsilon_spent": ledger.epsilon_spent(budget.delta, budget.calibration) if budget else None,
+        "epsilon_pld": checked,
         "delta": budget.delta if budget else None,
         "calibration": budget.calibration if budget else None,
         "noise_multiplier": ledger.genesis.noise_multiplier or 0.0,

@@ -1,0 +1,67 @@
+"""A run made without a network: the server's own parts, and rows from a function instead of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from common.config import Experiment
+from common.errors import ByzULDPError
+from common.learning.task import build_task
+from common.noise import NoiseAhead
+from ps.faults import no_fault
+from ps.inbox import Inbox
+from ps.main import _begin
+from ps.mechanism import noise_source, opened
+from ps.round_maker import RoundMaker
+from ps.rounds import CloseRound
+
+Rows = Callable[[int, int], torch.Tensor]
+
+
+def make_run(
+    folder: Path,
+    experiment: Experiment,
+    *,
+    rounds: int | None = None,
+    status: str = "completed",
+    rows: Rows = lambda _round_id, _client_id: torch.zeros(()),
+    absent: Callable[[int], tuple[int, ...]] = lambda _round_id: (),
+) -> Path:
+    """Commit ``rounds`` rounds (default all that were planned) and finish with ``status``; returns the folder.
+
+    ``rows`` gives what a client sends in a round, (d,) or what broadcasts to it; ``absent`` who sends nothing.
+    """
+    task = build_task(experiment)
+    previous, budget, mechanism = opened(experiment, lambda: task.dataset.train.labels)
+    store, ledger = _begin(experiment, folder, task, budget, mechanism, previous, no_fault)
+    n, d = mechanism.num_clients, task.num_parameters
+    with store:
+        inbox = Inbox(n, d, mechanism.condition)
+        maker = RoundMaker(
+            experiment,
+            store=store,
+            ledger=ledger,
+            budget=budget,
+            mechanism=mechanism,
+            noise=NoiseAhead(noise_source(experiment)) if mechanism.private else None,
+            inbox=inbox,
+        )
+        try:
+            for round_id in range(experiment.training.rounds if rounds is None else rounds):
+                inbox.open()
+                for client_id in range(n):
+                    if client_id in absent(round_id):
+                        continue
+                    row = rows(round_id, client_id).to(torch.float32).expand(d).contiguous()
+                    writer = inbox.begin(client_id)
+                    inbox.write(writer, 0, memoryview(row.numpy().tobytes()))
+                    inbox.complete(writer, d, found := inbox.digest(writer), found)
+                maker.make(CloseRound(round_id, tuple(inbox.close()), absent(round_id), "all_answered"))
+            store.finish(status)
+        except ByzULDPError as problem:
+            store.finish(problem.status, str(problem))
+            raise
+    return folder
