@@ -6,17 +6,16 @@ noise off a simulation and a networked run give the same θ, which a test holds 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from adversary.main import attack_of, own_momenta
 from client.crew import build_crew
 from common.config import Experiment
 from common.learning.task import Task, build_task, single_threaded
-from ps.mechanism import device_of, noise_source, opened
+from ps.mechanism import device_of, noise_of, opened
 from ps.privacy.released import Unreleased
 from ps.update import ServerState, advance, initial_state, release_round
 
@@ -50,7 +49,7 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
     honest = {client_id: crew[client_id] for client_id in experiment.honest_ids}
     byzantine = {client_id: crew[client_id] for client_id in experiment.adversary_ids}
     attack = attack_of(experiment) if byzantine else None
-    draw = _noise(experiment, d) if mechanism.noise_multiplier > 0 else None
+    noise_of_run = noise_of(experiment, d)
     learning_rate, server_momentum = (
         experiment.training.schedule_of(quantity) for quantity in ("learning_rate", "server_momentum")
     )
@@ -71,7 +70,7 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
             sent = attack(known[experiment.attack.knowledge], own, round_id)
             for client_id, row in zip(byzantine, sent, strict=True):
                 receive(client_id, row)
-        noise = draw(round_id) if draw is not None else None
+        noise = None if noise_of_run is None else noise_of_run.of_round(round_id, d)
         released = release_round(
             mechanism,
             state,
@@ -83,8 +82,3 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
         )
         state = advance(state, released.vector, learning_rate(round_id), released.server_momentum)
         yield SimulatedRound(round_id, state.theta, task)
-
-
-def _noise(experiment: Experiment, d: int) -> Callable[[int], np.ndarray]:
-    source = noise_source(experiment)
-    return lambda round_id: source.standard_normal(d, round_id=round_id)

@@ -20,7 +20,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.config import Experiment, digest_of
 from common.errors import BudgetExhausted, StoreDamaged
 from common.learning.task import Task, build_task, single_threaded
-from common.noise import NoiseAhead
 from common.rpc.addresses import Address, parse_address, refuse_insecure
 from common.rpc.methods import PARAMETER_SERVER, WIRETAP, handlers
 from ps.coordinator import Coordinator, Report
@@ -33,7 +32,7 @@ from ps.mechanism import (
     fixed_sensitivity,
     mechanism_name,
     mechanism_of,
-    noise_source,
+    noise_of,
     opened,
     premises_for,
 )
@@ -241,7 +240,7 @@ class _Run:
             ledger=self.ledger,
             budget=self.budget,
             mechanism=self.mechanism,
-            noise=self._noise(),
+            noise=noise_of(experiment, self.task.num_parameters),
             inbox=inbox,
             fault=self.fault,
         )
@@ -306,11 +305,6 @@ class _Run:
             clock=clock,
             live_changed=live_changed,
         )
-
-    def _noise(self) -> NoiseAhead | None:
-        if self.mechanism.noise_multiplier == 0:
-            return None
-        return NoiseAhead(noise_source(self.experiment))
 
     def _scored(self, score: Score) -> None:
         self.store.record_evaluation(score.round_id, score.accuracy, score.loss, score.images)

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from common.aggregation import make_rule
 from common.config import Experiment
+from common.discrete_noise import DiscreteNoise
 from common.errors import ConfigError
 from common.learning.partitions import deal_experiment
-from common.noise import NoiseSource, SecureGaussian, SeededGaussian
+from common.noise import NoiseAhead, RoundNoise, SecureGaussian, SeededGaussian
 from ps.privacy.ledger import Budget
 from ps.privacy.premises import premises_of
 from ps.privacy.previous import NOTHING, Previous, previous_runs
@@ -24,7 +25,7 @@ __all__ = [
     "fixed_sensitivity",
     "mechanism_name",
     "mechanism_of",
-    "noise_source",
+    "noise_of",
     "opened",
     "premises_for",
 ]
@@ -101,10 +102,20 @@ def mechanism_name(experiment: Experiment) -> str:
     return "none" if experiment.privacy.epsilon is None else experiment.privacy.noise
 
 
-def noise_source(experiment: Experiment) -> NoiseSource:
-    """Where a private run's noise comes from: secret, unless a seed makes it research."""
-    seed = experiment.privacy.noise_seed
-    return SecureGaussian() if seed is None else SeededGaussian(seed)
+def noise_of(experiment: Experiment, num_parameters: int) -> RoundNoise | None:
+    """Where a run's noise comes from: secret, unless a seed makes it research; None without privacy.
+
+    Raises
+    ------
+    PrivacyError, ConfigError
+        Exact noise was asked for, and cannot be drawn: see :class:`common.discrete_noise.DiscreteNoise`.
+    """
+    privacy = experiment.privacy
+    if privacy.epsilon is None:
+        return None
+    if privacy.noise == "discrete":
+        return DiscreteNoise(num_parameters)
+    return NoiseAhead(SecureGaussian() if privacy.noise_seed is None else SeededGaussian(privacy.noise_seed))
 
 
 def premises_for(experiment: Experiment, previous: Previous = NOTHING) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import torch
 
 from common.config import Experiment
 from common.errors import BudgetExhausted
-from common.noise import NoiseAhead
+from common.noise import RoundNoise
 from ps.faults import Fault, no_fault
 from ps.inbox import Inbox
 from ps.privacy.ledger import Budget, Ledger, LedgerEntry
@@ -52,7 +52,7 @@ class RoundMaker:
         ledger: Ledger,
         budget: Budget | None,
         mechanism: Mechanism,
-        noise: NoiseAhead | None,
+        noise: RoundNoise | None,
         inbox: Inbox,
         fault: Fault = no_fault,
     ) -> None:
@@ -86,7 +86,7 @@ class RoundMaker:
         lap, segments = _stopwatch()
         round_id, mechanism = closing.round_id, self.mechanism
         self._refuse_beyond_budget(round_id)
-        noise = None if self._noise is None else self._noise.take(round_id, self._inbox.num_parameters)
+        noise = None if self._noise is None else self._noise.of_round(round_id, self._inbox.num_parameters)
         self._fault("noise_taken")
         lap("noise")
         released = release_round(

@@ -10,11 +10,10 @@ import torch
 from common.config import Experiment
 from common.errors import ByzULDPError
 from common.learning.task import build_task
-from common.noise import NoiseAhead
 from ps.faults import no_fault
 from ps.inbox import Inbox
 from ps.main import _begin
-from ps.mechanism import noise_source, opened
+from ps.mechanism import noise_of, opened
 from ps.round_maker import RoundMaker
 from ps.rounds import CloseRound
 
@@ -46,7 +45,7 @@ def make_run(
             ledger=ledger,
             budget=budget,
             mechanism=mechanism,
-            noise=NoiseAhead(noise_source(experiment)) if mechanism.private else None,
+            noise=noise_of(experiment, d),
             inbox=inbox,
         )
         try:

@@ -86,6 +86,7 @@ def test_a_sound_run_holds_and_is_accounted_twice(sound):
         {"training": {"server_momentum_form": "inside"}},
         {"privacy": {"missing": "rescale"}},
         {"privacy": {"calibration": "renyi"}},
+        {"privacy": {"calibration": "renyi", "noise": "discrete"}},
         {"aggregation": {"rule": "krum"}},
         {"aggregation": {"rule": "normalized_mean"}, "federation": {"weights": "samples"}},
         {"privacy": {"premise": "strict", "round_timing": "fixed"}},
