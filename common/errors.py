@@ -67,6 +67,7 @@ __all__ = [
     "exit_code_of",
     "leaves",
     "nearest",
+    "publicly",
 ]
 
 
@@ -231,6 +232,20 @@ def exit_code_of(status: str) -> int:
     """
     codes = {"completed": 0} | {leaf.status: leaf.exit_code for leaf in leaves()}
     return codes[status]
+
+
+def publicly(status: str) -> str:
+    """How a run ended, for everybody: one sentence per status, whatever happened in particular.
+
+    Raises
+    ------
+    KeyError
+        The status is not in the tree.
+    """
+    if status == "completed":
+        return "all rounds are done"
+    said = {leaf.status: (leaf.__doc__ or "").partition("\n")[0] for leaf in leaves()}
+    return said[status]
 
 
 def nearest(word: str, known: list[str]) -> str:

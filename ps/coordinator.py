@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from common.config import Experiment
-from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem
+from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem, publicly
 from common.rpc.frames import tensor_frames
 from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
@@ -166,7 +166,8 @@ class Coordinator:
                 case EndRun():
                     log.info("the run ended: %s: %s", action.status, action.message)
                     self._end = action
-                    self.members.finish(action.status, action.message)
+                    # Everybody is told the status alone: the message may name clients, or quote what a rule saw.
+                    self.members.finish(action.status, publicly(action.status))
                     self._closing.put_nowait(None)
         self._wake()
         self._schedule_tick()

@@ -34,12 +34,11 @@ from ps.mechanism import (
     mechanism_of,
     noise_of,
     opened,
-    premises_for,
 )
 from ps.membership import Membership
+from ps.privacy.claim import claim_of, neighbouring, premises_for
 from ps.privacy.ledger import Budget, Genesis, Ledger
 from ps.privacy.pld import epsilon_pld
-from ps.privacy.premises import privacy_status
 from ps.privacy.previous import Previous
 from ps.release import Mechanism
 from ps.roster import Roster
@@ -142,11 +141,12 @@ def _begin(
         num_clients=mechanism.num_clients,
         num_byzantine=mechanism.num_byzantine,
         rule=mechanism.rule.name,
-        premises=premises_for(experiment, previous),
+        premises=premises_for(experiment, previous.premises),
         at=time.time(),
         mechanism=mechanism_name(experiment),
         previous=previous.runs,
         carried=previous.carried,
+        neighbouring=neighbouring(experiment),
     )
     store, _ = RunStore.create(
         run_dir,
@@ -316,13 +316,7 @@ class _Run:
         self.store.finish(end.status, end.message)
         self._save_model()
         score = evaluator.finish(latest.round_id, latest.theta)
-        private = privacy_status(
-            epsilon=experiment.privacy.epsilon,
-            delta=experiment.privacy.delta,
-            wiretap=experiment.attack.knowledge == "omniscient" and experiment.num_adversaries > 0,
-            noise_secret=experiment.privacy.noise_seed is None,
-            premises=self.ledger.genesis.premises,
-        )
+        private = claim_of(experiment, self.ledger.genesis.premises)
         summary = summarise(
             experiment=experiment,
             ledger=self.ledger,

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from common.aggregation import make_rule
 from common.config import Experiment
 from common.discrete_noise import DiscreteNoise
-from common.errors import ConfigError
+from common.errors import ConfigError, PrivacyError
 from common.learning.partitions import deal_experiment
 from common.noise import NoiseAhead, RoundNoise, SecureGaussian, SeededGaussian
 from ps.privacy.ledger import Budget
-from ps.privacy.premises import premises_of
 from ps.privacy.previous import NOTHING, Previous, previous_runs
 from ps.release import Mechanism
 
@@ -27,7 +26,6 @@ __all__ = [
     "mechanism_of",
     "noise_of",
     "opened",
-    "premises_for",
 ]
 
 Labels = NDArray[np.int64]
@@ -42,6 +40,11 @@ def opened(experiment: Experiment, labels: Callable[[], Labels]) -> tuple[Previo
         See :func:`mechanism_of` and :func:`ps.privacy.previous.previous_runs`.
     """
     previous = previous_runs(experiment.privacy.previous)
+    if previous.discrete and experiment.privacy.calibration != "renyi":
+        raise PrivacyError(
+            "privacy.previous names a run with discrete noise, which is zCDP and no Gaussian mechanism: set "
+            'privacy.calibration = "renyi"'
+        )
     budget = budget_of(experiment, previous)
     return previous, budget, mechanism_of(experiment, budget, labels)
 
@@ -116,17 +119,6 @@ def noise_of(experiment: Experiment, num_parameters: int) -> RoundNoise | None:
     if privacy.noise == "discrete":
         return DiscreteNoise(num_parameters)
     return NoiseAhead(SecureGaussian() if privacy.noise_seed is None else SeededGaussian(privacy.noise_seed))
-
-
-def premises_for(experiment: Experiment, previous: Previous = NOTHING) -> tuple[str, ...]:
-    """What the experiment's privacy claim rests on."""
-    privacy = experiment.privacy
-    return premises_of(
-        strict=privacy.premise == "strict",
-        round_timing=privacy.round_timing,
-        rescale=privacy.missing == "rescale",
-        previous=previous.premises,
-    )
 
 
 def _weights(experiment: Experiment, labels: Callable[[], Labels]) -> Sequence[float]:

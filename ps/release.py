@@ -32,6 +32,7 @@ Answered = Sequence[int] | NDArray[np.bool_]
 Noise: TypeAlias = "NDArray[np.float64] | Tensor | GridNoise"
 """Standard normals, (d,) float64; or what draws on the grid itself."""
 
+_LARGEST_MULTIPLIER = 2.0**27
 _FLOAT32_ROUNDING = 2.0**-22  # relative: three float32 roundings an entry of M_i, with room
 
 
@@ -85,8 +86,11 @@ class Mechanism:
                 f"the rule was made for f = {self.rule.num_byzantine}, the mechanism for {self.num_byzantine}"
             )
         self.rule.require(self.num_clients)
-        if not 0.0 <= self.noise_multiplier < math.inf:
-            raise PrivacyError(f"noise_multiplier = {self.noise_multiplier!r}: expected a finite number of at least 0")
+        if not 0.0 <= self.noise_multiplier <= _LARGEST_MULTIPLIER:
+            raise PrivacyError(
+                f"noise_multiplier = {self.noise_multiplier!r}: expected a number from 0 to 2^27, up to which noisy "
+                "sums are exact; ask for a larger epsilon"
+            )
         if self.private:
             if self.clip_norm is None and self.rule.needs_clipping:
                 raise PrivacyError(
@@ -149,15 +153,15 @@ class Mechanism:
         """z S, rounded up: the standard deviation of the noise on Y per coordinate; 0 without DP."""
         return self._sigma(self.sensitivity) if self.private else 0.0
 
-    @property
-    def projects_output(self) -> bool:
-        """Whether S holds because the output is projected onto the ball that holds the rows."""
-        return self.rule.projects_output(num_clients=self.num_clients, clip_norm=self.radius, strict=self.strict)
+    def projects_output(self, shift: Shift | None = None, counted: int | None = None) -> bool:
+        """Whether S, for these rows in their ball, holds because the output is projected onto that ball."""
+        shrinkage = 1.0 if shift is None else 1.0 - shift.server_momentum
+        n = self.num_clients if counted is None else counted
+        return self.rule.projects_output(num_clients=n, clip_norm=shrinkage * self.radius, strict=self.strict)
 
-    @property
-    def sums_exactly(self) -> bool:
+    def sums_exactly(self, counted: int | None = None) -> bool:
         """Whether noise is added to an exact sum of grid multiples, which leaves nothing to charge for rounding."""
-        return isinstance(self.rule, SumRule) and not self.inside and not self.projects_output
+        return isinstance(self.rule, SumRule) and not self.inside and not self.projects_output(None, counted)
 
     def charged_sensitivity(self, num_parameters: int, shift: Shift | None = None, counted: int | None = None) -> float:
         """S plus what rounding can add to it, in dimension d, for ``counted`` rows (default n).
@@ -167,7 +171,7 @@ class Mechanism:
         rounds the entries of every M_i to float32 besides.
         """
         base = self.sensitivity_for(shift.server_momentum if shift else 0.0, counted)
-        if self.grid is None or self.sums_exactly or self.projects_output:
+        if self.grid is None or self.sums_exactly(counted) or self.projects_output(shift, counted):
             return base
         extra = self.grid * math.sqrt(num_parameters)
         if shift is not None:
@@ -275,11 +279,12 @@ def release(
 
     grid, rule, counted = steps.grid_of(mechanism.radius), mechanism.rule, mechanism.counted(int(present.sum()))
     sigma = mechanism.charged_sigma(d, shift, counted)
-    if mechanism.sums_exactly and isinstance(rule, SumRule):
+    projects = mechanism.projects_output(shift, counted)
+    if mechanism.sums_exactly(counted) and isinstance(rule, SumRule):
         total, divisor = rule.kept_sum(_left(inputs, present) if mechanism.rescales else inputs)
         noisy = total.add_(_on_grid(noise, _up(sigma * divisor), grid, total)).div_(divisor)
-        return noisy.to(torch.float32)
-    if mechanism.projects_output:
+        return _published(noisy)
+    if projects:
         if present.sum() < rule.minimum_clients:
             present[:] = True  # too few for the rule: then zeros stand for the absent, as they do for other rules
         radius = mechanism.radius if shift is None else (1.0 - shift.server_momentum) * mechanism.radius
@@ -290,9 +295,9 @@ def release(
     else:
         aggregate = _rounded(rule.evaluate(inputs, context), grid)
     noisy = aggregate.add_(_on_grid(noise, sigma, grid, aggregate))
-    if shift is not None and mechanism.projects_output:
+    if shift is not None and projects:
         noisy.add_(shift.centre.to(torch.float64), alpha=shift.server_momentum)  # public, so after the noise
-    return noisy.to(torch.float32)
+    return _published(noisy)
 
 
 def _projected(aggregate: Tensor, radius: float, grid: float, shift: Shift | None) -> Tensor:
@@ -338,6 +343,11 @@ def _on_grid(noise: Noise, sigma: float, grid: float, like: Tensor) -> Tensor:
     if draw.shape != like.shape:
         raise ValueError(f"noise {tuple(draw.shape)}: expected {tuple(like.shape)}")
     return draw
+
+
+def _published(noisy: Tensor) -> Tensor:
+    """float32 (d,); adding 0 turns -0.0 into 0.0, whose sign would be the aggregate's."""
+    return noisy.add_(0.0).to(torch.float32)
 
 
 def _rounded(values: Tensor, grid: float) -> Tensor:

@@ -8,7 +8,7 @@ still a member, and its next heartbeat revives it.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,13 +18,15 @@ from common.errors import ConfigError
 
 __all__ = ["Member", "Roster", "Standing"]
 
+_REMEMBERED = 64  # former incarnations of an identity
+
 
 class Standing(Enum):
     """What an (identity, incarnation) pair is to the PS."""
 
     CURRENT = "current"  # the one incarnation that speaks for its identity, live or dead
-    SUPERSEDED = "superseded"  # another incarnation of the same identity is current
-    NOT_A_MEMBER = "not_a_member"  # on the roster, but never joined, or has left
+    SUPERSEDED = "superseded"  # it was current, and another incarnation of the same identity is now
+    NOT_A_MEMBER = "not_a_member"  # on the roster, but it never joined, has left, or was current long ago
     UNKNOWN_CLIENT = "unknown_client"  # not on the roster
 
 
@@ -77,6 +79,7 @@ class Roster:
         self._reconnect_grace_s = reconnect_grace_s
         self._members: dict[int, Member] = {}
         self._lives: dict[int, int] = {}
+        self._former: dict[int, deque[bytes]] = {}
         self._heard_at: OrderedDict[int, float] = OrderedDict()  # the live members, longest silent first
         self._lost_at: OrderedDict[int, float] = OrderedDict()  # those of them without a stream, longest first
         self._live: frozenset[int] | None = frozenset()
@@ -120,7 +123,10 @@ class Roster:
             return None
         lives = self._lives[client_id] = self._lives.get(client_id, 0) + 1
         self._hear(Member(client_id, incarnation, now, now, True, lives), now)
-        return None if known is None else known.incarnation
+        if known is None:
+            return None
+        self._former.setdefault(client_id, deque(maxlen=_REMEMBERED)).append(known.incarnation)
+        return known.incarnation
 
     def leave(self, client_id: int, incarnation: bytes, now: float) -> bool:  # noqa: ARG002 (every event has its time)
         """A client says goodbye; False when that incarnation is not the current one, and then nothing changes."""
@@ -172,13 +178,18 @@ class Roster:
         return max(min(due), now) if due else None
 
     def standing(self, client_id: int, incarnation: bytes) -> Standing:
-        """Whether an incarnation may speak for its identity, and if not, why."""
+        """Whether an incarnation may speak for its identity, and if not, why.
+
+        Who never held it learns nothing of it: a made-up incarnation gets one answer, whether the identity has joined
+        or not.
+        """
         if client_id not in self._identities:
             return Standing.UNKNOWN_CLIENT
-        member = self._members.get(client_id)
-        if member is None:
-            return Standing.NOT_A_MEMBER
-        return Standing.CURRENT if member.incarnation == incarnation else Standing.SUPERSEDED
+        if self._current(client_id, incarnation) is not None:
+            return Standing.CURRENT
+        if client_id in self._members and incarnation in self._former.get(client_id, ()):
+            return Standing.SUPERSEDED
+        return Standing.NOT_A_MEMBER
 
     def _current(self, client_id: int, incarnation: bytes) -> Member | None:
         member = self._members.get(client_id)

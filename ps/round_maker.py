@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from common.config import Experiment
-from common.errors import BudgetExhausted
+from common.errors import BudgetExhausted, RunFailed
 from common.noise import RoundNoise
 from ps.faults import Fault, no_fault
 from ps.inbox import Inbox
@@ -100,7 +101,14 @@ class RoundMaker:
         )
         self._fault("aggregated")
         lap("aggregate")
-        state = advance(self._state, released.vector, self._learning_rate(round_id), released.server_momentum)
+        failure: RunFailed | None = None
+        try:
+            state = advance(self._state, released.vector, self._learning_rate(round_id), released.server_momentum)
+        except RunFailed as problem:
+            if not mechanism.private:
+                raise
+            # That it failed is a function of Y, so it is paid for: the round is committed, with the model as it was.
+            state, failure = replace(self._state, round_id=round_id + 1), problem
         theta, momentum = state.theta.cpu().numpy(), state.momentum.cpu().numpy()
         self._fault("stepped")
         lap("step")
@@ -130,6 +138,8 @@ class RoundMaker:
         )
         self.ledger, self._state = next_ledger, state
         lap("commit")
+        if failure is not None:
+            raise failure
         return committed, segments
 
     def epsilon_spent(self) -> float | None:

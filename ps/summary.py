@@ -14,6 +14,7 @@ from statistics import fmean, pstdev, quantiles
 from typing import Any
 
 from common.config import Experiment
+from common.errors import publicly
 from ps.privacy.ledger import Budget, Ledger
 from ps.records import EvaluationRecord, RefusalCount, RoundMetrics
 
@@ -41,8 +42,8 @@ def summarise(
 ) -> dict[str, Any]:
     """The summary of a run as JSON values.
 
-    Keys: ``status``, ``message``, ``private``, ``private_because``, ``premises``, ``rounds`` (published),
-    ``final_accuracy`` (last model, whole test set), ``accuracy_last`` (mean, std, rounds averaged), ``accuracy_max``,
+    Keys: ``status``, ``message``, ``private``, ``private_because``, ``premises``, ``neighbouring``,
+    ``rounds`` (published), ``final_accuracy`` (last model, whole test set), ``accuracy_last`` (mean, std, rounds averaged), ``accuracy_max``,
     ``accuracy_curve`` ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: what is guaranteed),
     ``epsilon_spent`` (of the releases made), ``epsilon_pld`` (``checked``: the same by an independent accountant),
     ``noise_multiplier``, ``round_latency_s`` (p50, p95, max, mean seconds of each phase), ``bytes_down``,
@@ -61,6 +62,7 @@ def summarise(
         "private": private[0],
         "private_because": private[1],
         "premises": list(ledger.genesis.premises) if budget else [],
+        "neighbouring": ledger.genesis.neighbouring if budget else None,
         "rounds": published,
         "final_accuracy": final.accuracy if final else None,
         "final_loss": final.loss if final and isfinite(final.loss) else None,
@@ -87,8 +89,12 @@ def summarise(
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """``summary.json`` for the operator alone (mode 0600), and ``public/summary.json`` without what is only theirs."""
+    """``summary.json`` for the operator alone (mode 0600), and ``public/summary.json`` without what is only theirs.
+
+    How a run ended is told the public by its status alone: the details may be about clients.
+    """
     public = {key: value for key, value in summary.items() if key not in OPERATOR_ONLY}
+    public["message"] = publicly(summary["status"])
     for path, content, mode in ((folder / FILE, summary, 0o600), (folder / "public" / FILE, public, 0o644)):
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         new = path.with_suffix(".new")

@@ -32,6 +32,8 @@ __all__ = [
     "release_round",
 ]
 
+_FURTHEST = 2.0**19
+
 
 @dataclass(frozen=True)
 class ServerState:
@@ -128,12 +130,24 @@ def advance(state: ServerState, released: Tensor, learning_rate: float, server_m
     return ServerState(state.round_id + 1, theta, momentum)
 
 
+def _near(centre: Tensor, mechanism: Mechanism) -> Tensor:
+    """A released centre, no further than float32 allows for under DP: post-processing.
+
+    A rule's allowance for its own rounding is relative to C while n (1 + ‖centre‖/C) stays below 2^20.
+    """
+    if not mechanism.private:
+        return centre
+    furthest = mechanism.radius * _FURTHEST / mechanism.num_clients
+    norm = float(torch.linalg.vector_norm(centre, dtype=torch.float64))
+    return centre if norm <= furthest else centre.mul(furthest / norm)
+
+
 def context_of(mechanism: Mechanism, state: ServerState, seed: int) -> RoundContext:
     """What the rule may know of a round: public weights, the last released R as centre, a public random stream."""
     weights = getattr(mechanism.rule, "weights", None)
     return RoundContext(
         round_id=state.round_id,
         weights=None if weights is None else torch.as_tensor(weights, dtype=torch.float64),
-        centre=state.momentum,
+        centre=_near(state.momentum, mechanism),
         generator=stream(seed, "rule", round_id=state.round_id),
     )

@@ -17,9 +17,9 @@ from common.config import Experiment, digest_of, experiment_from
 from common.errors import ByzULDPError, ServerRolledBack, StoreProblem
 from common.learning.task import build_task
 from ps.mechanism import mechanism_name, mechanism_of
+from ps.privacy.claim import claim_of
 from ps.privacy.ledger import Budget, Ledger, LedgerEntry
 from ps.privacy.pld import epsilon_pld
-from ps.privacy.premises import privacy_status
 from ps.reader import RunReader
 from ps.release import Mechanism, Shift
 
@@ -116,13 +116,7 @@ def verify_run(folder: Path, *, remembered: str | None = None) -> Verification:
             _mechanism(experiment, mechanism, ledger),
             _sensitivities(mechanism, experiment, ledger, reader.run.parameters),
         ]
-        private = privacy_status(
-            epsilon=genesis.epsilon,
-            delta=genesis.delta,
-            wiretap=experiment.attack.knowledge == "omniscient" and experiment.num_adversaries > 0,
-            noise_secret=experiment.privacy.noise_seed is None,
-            premises=genesis.premises,
-        )
+        private = claim_of(experiment, genesis.premises)
     pld = None
     if budget is not None:
         checks.append(_budget(budget, ledger))

@@ -17,7 +17,7 @@ P2 = (
     "P2: given the released models, who else takes part and when, and every time visible outside the parameter server, "
     "are independent of the protected client's data"
 )
-P3 = "P3: whether a client fails does not depend on another client's data"
+P3 = "P3: whether a client fails, or misses the close of a round, does not depend on another client's data"
 P4 = (
     "P4: what Byzantine clients send depends on the protected client's data only through the released models, "
     "so they have not read honest momenta"
@@ -65,6 +65,7 @@ def privacy_status(
     delta: float | None = None,
     wiretap: bool = False,
     noise_secret: bool = True,
+    copied_data: bool = False,
     premises: Sequence[str] | None = None,
 ) -> tuple[bool, str]:
     """Whether a run is private, and the sentence that says why: ``private`` and ``private_because`` of a summary.
@@ -77,6 +78,8 @@ def privacy_status(
         Whether the research service that shows honest momenta was on.
     noise_secret
         Whether the noise came from a source nobody can repeat.
+    copied_data
+        Whether adversaries were given copies of honest clients' data, which P4 excludes.
     premises
         As :func:`premises_of` gives them; its default ones if None.
 
@@ -94,7 +97,10 @@ def privacy_status(
         reasons.append(_WIRETAP)
     if epsilon is not None and not noise_secret:
         reasons.append("privacy.noise_seed fixes the noise")
-    if reasons == [_WIRETAP] and premises is not None and not any(p.startswith("P4") for p in premises):
+    strict = premises is not None and not any(premise.startswith("P4") for premise in premises)
+    if copied_data and epsilon is not None and not strict:
+        reasons.append("adversaries were dealt copies of honest clients' data (data.deal_to = honest)")
+    if reasons == [_WIRETAP] and strict:
         return False, (
             f"not private: {_WIRETAP}; whoever sees the published models alone: (ε = {epsilon:g}, δ = {delta:g}) under "
             f"the strict premise"

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from common.errors import PrivacyError, StoreProblem
+from common.config import experiment_from
+from common.errors import ConfigError, PrivacyError, StoreProblem
+from ps.privacy.claim import claim_of
 from ps.privacy.ledger import Ledger, cost_of
 from ps.reader import RunReader
 
@@ -24,16 +26,19 @@ class Previous:
     Attributes
     ----------
     runs
-        One string per run: its id, its ledger's head and its cost.
+        One string per run: its id, its ledger's head, its mechanism and its cost.
     carried
         Σ 1/z² of them all, rounded up.
     premises
         What their claims rest on, and so this run's too.
+    discrete
+        Whether one had discrete noise, which the exact conversion does not cover.
     """
 
     runs: tuple[str, ...] = ()
     carried: float = 0.0
     premises: tuple[str, ...] = ()
+    discrete: bool = False
 
 
 NOTHING = Previous()
@@ -49,47 +54,60 @@ def previous_runs(folders: Iterable[Path]) -> Previous:
     PrivacyError
         A folder holds no sound ledger, or a run that was not private: nothing can be continued from it.
     """
-    costs: dict[str, tuple[str, float]] = {}
-    premises: dict[str, None] = {}
+    known: dict[str, _Earlier] = {}
+    premises: set[str] = set()
     for folder in folders:
-        for run_id, head, cost in _costs_of(folder, premises):
-            costs[run_id] = max(costs.get(run_id, (head, 0.0)), (head, cost), key=lambda known: known[1])
-    runs = tuple(f"{run_id} {head} {cost!r}" for run_id, (head, cost) in sorted(costs.items()))
+        ledger, final = _read(folder)
+        premises.update(ledger.genesis.premises)
+        for run in (*map(_Earlier.parsed, ledger.genesis.previous), _Earlier.of(ledger, final=final)):
+            known[run.run_id] = max(known.get(run.run_id, run), run, key=lambda one: one.cost)
+    runs = [known[run_id] for run_id in sorted(known)]
     return Previous(
-        runs, _up(sum((Fraction(cost) for _, cost in costs.values()), Fraction(0))), tuple(sorted(premises))
+        runs=tuple(map(str, runs)),
+        carried=_up(sum((Fraction(run.cost) for run in runs), Fraction(0))),
+        premises=tuple(sorted(premises)),
+        discrete=any(run.mechanism == "discrete" for run in runs),
     )
 
 
-def _costs_of(folder: Path, premises: dict[str, None]) -> list[tuple[str, str, float]]:
-    """(run id, head, cost) of a run and of those it continued; its premises are added to what is given."""
+@dataclass(frozen=True)
+class _Earlier:
+    """One run: what it cost, or could still cost."""
+
+    run_id: str
+    head: str
+    mechanism: str
+    cost: float
+
+    @classmethod
+    def of(cls, ledger: Ledger, *, final: bool) -> _Earlier:
+        genesis = ledger.genesis
+        own = (ledger.spent or Fraction(0)) - Fraction(genesis.carried)
+        if not final:
+            own = max(own, genesis.rounds * (cost_of(genesis.noise_multiplier or 0.0) or Fraction(0)))
+        return cls(genesis.run_id, ledger.head.hex(), genesis.mechanism, _up(own))
+
+    @classmethod
+    def parsed(cls, text: str) -> _Earlier:
+        run_id, head, mechanism, cost = text.split(" ")
+        return cls(run_id, head, mechanism, float(cost))
+
+    def __str__(self) -> str:
+        return f"{self.run_id} {self.head} {self.mechanism} {self.cost!r}"
+
+
+def _read(folder: Path) -> tuple[Ledger, bool]:
+    """A private run's ledger, and whether nothing can be added to it."""
     try:
         reader = RunReader(folder)
         ledger, status = Ledger.restored((row, head) for _, row, head in reader.ledger_rows()), reader.status().status
-    except StoreProblem as problem:
+        experiment = experiment_from(dict(reader.run.configuration), where=f"{folder}: the stored configuration")
+    except (StoreProblem, ConfigError) as problem:
         raise PrivacyError(f"privacy.previous: {problem}") from None
-    genesis, spent = ledger.genesis, ledger.spent
-    if genesis.epsilon is None or spent is None:
-        raise PrivacyError(
-            f"privacy.previous: {folder} released models without noise: no budget covers that; its clients have "
-            "nothing left to protect by continuing it"
-        )
-    configuration = reader.run.configuration
-    if configuration.get("privacy", {}).get("noise_seed") is not None:
-        raise PrivacyError(f"privacy.previous: {folder} had its noise from a seed (privacy.noise_seed): not private")
-    attack = configuration.get("attack", {})
-    if attack.get("knowledge") == "omniscient" and attack.get("name") != "none":
-        raise PrivacyError(f"privacy.previous: {folder} had a wiretap (attack.knowledge = omniscient): not private")
-    own = spent - Fraction(genesis.carried)
-    if status not in _FINAL:
-        own = max(own, genesis.rounds * (cost_of(genesis.noise_multiplier or 0.0) or Fraction(0)))
-    premises.update(dict.fromkeys(genesis.premises))
-    before = [_parsed(text) for text in genesis.previous]
-    return [*before, (genesis.run_id, ledger.head.hex(), _up(own))]
-
-
-def _parsed(text: str) -> tuple[str, str, float]:
-    run_id, head, cost = text.split(" ")
-    return run_id, head, float(cost)
+    private, because = claim_of(experiment, ledger.genesis.premises)
+    if not private or ledger.spent is None:
+        raise PrivacyError(f"privacy.previous: {folder} cannot be continued, its clients were not protected: {because}")
+    return ledger, status in _FINAL
 
 
 def _up(value: Fraction) -> float:

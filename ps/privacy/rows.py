@@ -1,13 +1,15 @@
 """What a ledger row says, and its one canonical form.
 
 Rows are hashed, so one value has one spelling: JSON with sorted keys, no spaces, floats in their shortest exact form.
+Every row has a random nonce, so that a head, which is published, tells nothing of the row it ends with.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+import secrets
+from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from numbers import Integral
 from typing import Any, ClassVar
@@ -20,8 +22,14 @@ _MECHANISMS = ("gaussian", "discrete", "none")
 _SLACK = 1e-12  # σ = z S may be rounded to the nearest; the budget is shaved by more
 
 
+def _nonce() -> str:
+    return secrets.token_hex(32)
+
+
 class _Row:
     kind: ClassVar[str]
+    nonce: str
+    """256 random bits: heads are published, and must not be inverted by trying the few values a row can have."""
 
     def to_json(self) -> str:
         """The row's canonical form; :func:`from_json` reads it back, exactly."""
@@ -47,6 +55,7 @@ class _Row:
             else:
                 good = isinstance(value, str)
             _require(good, f"{item.name} = {value!r}: expected {kind}, finite if a number")
+        _require(len(self.nonce) == 64, f"nonce = {self.nonce!r}: expected 64 hexadecimal digits")
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class Genesis(_Row):
     carried: float = 0.0
     neighbouring: str = "one client's data replaced"
     version: int = 2
+    nonce: str = field(default_factory=_nonce)
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -142,6 +152,7 @@ class LedgerEntry(_Row):
     premises: tuple[str, ...]
     at: float
     mechanism: str = "gaussian"
+    nonce: str = field(default_factory=_nonce)
 
     def __post_init__(self) -> None:
         self._normalise()

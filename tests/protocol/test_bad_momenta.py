@@ -176,7 +176,7 @@ EXPECTED: dict[Misbehaviour, pb.RefusalKind.ValueType] = {
     is_for_the_round_after: pb.FUTURE_ROUND,
     is_for_another_run: pb.WRONG_RUN,
     is_of_a_stranger: pb.UNKNOWN_CLIENT,
-    is_of_an_incarnation_nobody_gave: pb.SUPERSEDED,
+    is_of_an_incarnation_nobody_gave: pb.NOT_A_MEMBER,
 }
 # What says who sent it is missing or untrue there.
 NAMELESS = {hangs_up_at_once, has_no_header, is_garbage, is_of_a_stranger}

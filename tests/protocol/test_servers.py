@@ -273,7 +273,7 @@ async def test_the_wiretap_shows_adversaries_the_honest_momenta_once_all_are_the
         refusal = tapped_rows(tapped, client, round_id)[2].refusal
         assert refusal.kind == pb.NOT_A_MEMBER
     stranger = StockClient(tapped, adversary.client_id)
-    assert tapped_rows(tapped, stranger, round_id)[2].refusal.kind == pb.SUPERSEDED
+    assert tapped_rows(tapped, stranger, round_id)[2].refusal.kind == pb.NOT_A_MEMBER
     stranger.close()
 
     knowledge = Omniscient(

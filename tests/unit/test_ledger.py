@@ -45,6 +45,7 @@ def entry(round_id: int, **changes) -> LedgerEntry:
         "rule": "trimmed_mean",
         "premises": PREMISES,
         "at": 1.7e9 + round_id / 3,
+        "nonce": f"{round_id:064x}",
     }
     return LedgerEntry(**values | changes)
 

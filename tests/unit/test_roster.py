@@ -36,6 +36,7 @@ def test_a_newer_incarnation_evicts_the_older_which_may_no_longer_speak(roster):
     assert roster.members[0].incarnations == 2
     assert roster.standing(0, b"new") is Standing.CURRENT
     assert roster.standing(0, b"old") is Standing.SUPERSEDED
+    assert roster.standing(0, b"made up") is roster.standing(1, b"made up") is Standing.NOT_A_MEMBER
     assert not roster.heartbeat(0, b"old", 2.0)
     assert not roster.lost(0, b"old", 2.0)
     assert not roster.leave(0, b"old", 2.0)

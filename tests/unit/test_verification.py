@@ -12,12 +12,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from federations import small_experiment
 from made_run import make_run
 from typer.testing import CliRunner
 
-from common.errors import PrivacyError, ServerRolledBack, StoreDamaged
+from common.errors import PrivacyError, RunFailed, ServerRolledBack, StoreDamaged
 from deploy import cli
 from ps.privacy.ledger import Budget, Ledger, cost_of, from_json
 from ps.reader import RunReader
@@ -237,15 +238,49 @@ def test_premises_of_earlier_runs_are_this_runs_too(sound, tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        ({"privacy": {"epsilon": None}}, "without noise"),
+        ({"privacy": {"epsilon": None}}, "no noise was asked for"),
         ({"privacy": {"noise_seed": 3}}, "noise_seed"),
         ({"attack": {"name": "ipm", "knowledge": "omniscient"}}, "wiretap"),
+        ({"attack": {"name": "ipm"}, "data": {"deal_to": "honest"}}, "copies of honest clients' data"),
     ],
 )
 def test_nothing_private_continues_what_was_not(tmp_path, spoil, said):
     earlier = make_run(tmp_path / "earlier", private_experiment(**spoil), rounds=1)
     with pytest.raises(PrivacyError, match=said):
         make_run(tmp_path / "run", next_to(earlier))
+
+
+def test_discrete_noise_is_continued_under_renyi_alone(tmp_path):
+    discrete = {"noise": "discrete", "calibration": "renyi"}
+    earlier = make_run(tmp_path / "earlier", private_experiment(privacy=discrete), rounds=1)
+    with pytest.raises(PrivacyError, match="zCDP"):
+        make_run(tmp_path / "run", next_to(earlier), rounds=1)
+    second = make_run(tmp_path / "second", next_to(earlier, calibration="renyi"), rounds=1)
+    with pytest.raises(PrivacyError, match="zCDP"):
+        make_run(tmp_path / "third", next_to(second, epsilon=9.0), rounds=1)
+
+
+def test_a_published_head_does_not_tell_how_many_answered(tmp_path):
+    """Else a client's absence, which the noise covers, could be read from a hash by trying all numbers."""
+    run = make_run(tmp_path / "run", private_experiment(), rounds=2, absent=lambda _: (2,))
+    ledger = ledger_of(run)
+    nonces = [row.nonce for row in (ledger.genesis, *ledger.entries)]
+    assert len(set(nonces)) == 3
+    assert all(len(bytes.fromhex(nonce)) == 32 for nonce in nonces)
+    with pytest.raises(PrivacyError, match="nonce = '1234'"):
+        replace(ledger.entries[0], nonce="1234")
+
+
+def test_a_run_that_fails_for_what_was_released_pays_for_it(tmp_path):
+    wild = private_experiment(training={"learning_rate": 1e38, "clip_norm": 1e3, "server_momentum": 0.0})
+    with pytest.raises(RunFailed, match="non-finite"):
+        make_run(tmp_path / "run", wild, rounds=3)
+    ledger = ledger_of(tmp_path / "run")
+    assert ledger.next_round >= 1
+    round_id, theta, _ = RunReader(tmp_path / "run").last_model()
+    assert round_id == ledger.next_round
+    assert np.isfinite(theta).all()
+    assert verify_run(tmp_path / "run").holds
 
 
 def test_a_spent_budget_or_a_folder_without_a_run_is_refused(sound, tmp_path):
