@@ -103,6 +103,14 @@ def test_every_kind_of_mechanism_is_recomputed(tmp_path, sections):
     assert 0 < found.epsilon_spent < 3
 
 
+def test_an_epsilon_beyond_all_use_is_not_given_to_an_accountant_that_would_never_end(tmp_path):
+    run = make_run(tmp_path / "run", private_experiment(privacy={"epsilon": 1e5}), rounds=12)
+    found = verify_run(run)
+    assert found.holds
+    assert found.epsilon_exact == pytest.approx(1e5, rel=1e-6)
+    assert found.epsilon_pld is None
+
+
 def test_a_run_without_privacy_holds_and_claims_nothing(tmp_path):
     run = make_run(tmp_path / "run", private_experiment(privacy={"epsilon": None}), rounds=2)
     found = verify_run(run)
