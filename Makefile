@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 EXPERIMENT ?= mnist
 TESTS      ?= tests
 
-.PHONY: help install run test test-system test-all check format proto data clean bench-aggregation
+.PHONY: help install run test test-system test-all check format proto data clean bench-aggregation bench-noise
 
 help:
 	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-all     everything, the slow suite included"
 	@echo "make check        lint, types, layers"
 	@echo "make bench-aggregation  time the rules beside their peers"
+	@echo "make bench-noise  time the noise beside a whole round"
 	@echo "make proto        regenerate the protocol's Python code"
 
 install: $(READY)
@@ -59,6 +60,9 @@ proto: install
 
 bench-aggregation: install
 	$(BIN)/python benchmarks/aggregation.py
+
+bench-noise: install
+	$(BIN)/python benchmarks/noise.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

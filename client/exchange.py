@@ -5,7 +5,8 @@ the same for all), but a join, a momentum and a push for each. What is pushed co
 honest client and the adversary speak the same protocol through the same code.
 
 The parameter server may vanish and come back: every call has a deadline, a failure is answered by jittered backoff and
-a new join, and after ``network.server_gone_s`` without success the client gives up with a status.
+a new join, and after ``network.server_gone_s`` without success the client gives up with a status. What was seen of a
+run is told to a memory, which may outlive the process: see :mod:`client.memory`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -21,11 +23,19 @@ from hashlib import sha256
 from typing import Any
 
 import grpc
-import numpy as np
-import numpy.typing as npt
 
+from client.memory import NEVER, Forgetful, Memory, Outcome, RunTerms, Seen
+from client.memory import Vector as Momentum
 from common.config import Experiment
-from common.errors import ConfigError, JoinRefused, ServerRolledBack, ServerUnreachable, Superseded
+from common.errors import (
+    ConfigError,
+    JoinRefused,
+    PrivacyError,
+    ServerRolledBack,
+    ServerUnreachable,
+    StoreProblem,
+    Superseded,
+)
 from common.rpc import PROTOCOL_VERSION
 from common.rpc.frames import Malformed, tensor_frames
 from common.rpc.methods import ParameterServerStub
@@ -38,9 +48,9 @@ __all__ = ["Exchange", "Momentum", "Outcome", "PublishedModel"]
 
 log = logging.getLogger("byzuldp.client")
 
-Momentum = npt.NDArray[np.float32]
-
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 3.0
+LEAVE_S = 1.0  # for a client that will not, or may not, wait any longer
+IN_ORDER_S = 1.0  # for the Attend stream to tell in order what a pull told already
 
 
 @dataclass(frozen=True)
@@ -50,14 +60,6 @@ class PublishedModel:
     round_id: int
     theta: Momentum
     ledger_head: bytes
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the run ended, in the parameter server's words."""
-
-    status: str
-    message: str
 
 
 class _Rejoin(Exception):
@@ -87,6 +89,8 @@ class Exchange:
         Of the model this process would train.
     produce
         Given θ_t, yields each identity's momentum as soon as it is there.
+    memory
+        What is remembered of earlier lives; default nothing.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Exchange:
         schema_hash: bytes,
         num_parameters: int,
         produce: Produce,
+        memory: Memory | None = None,
     ) -> None:
         self._experiment, self._network = experiment, experiment.network
         self._address, self._tokens = address, dict(tokens)
@@ -105,7 +110,9 @@ class Exchange:
         self._callers: dict[int, pb.Caller] = {}
         self._errors: asyncio.Queue[pb.ClientError] = asyncio.Queue(maxsize=64)
         self._heartbeat_s = self._network.heartbeat_s
-        self._seen_round, self._seen_head = -1, b""
+        self._memory: Memory = Forgetful() if memory is None else memory
+        self._seen = NEVER
+        self._opened: int | None = None  # the last round that the present Attend stream told of
         self._run_id = ""
 
     @property
@@ -122,6 +129,8 @@ class Exchange:
             No answer for ``network.server_gone_s``.
         JoinRefused, ConfigError, Superseded, ServerRolledBack
             As their names say.
+        PrivacyError, StoreProblem
+            The memory will not have it; this client has left.
         """
         loop = asyncio.get_running_loop()
         self._alive_at, backoff = loop.time(), FIRST_BACKOFF_S
@@ -137,6 +146,11 @@ class Exchange:
                     log.info("joining again: %s", reason)
                 except grpc.aio.AioRpcError as problem:
                     log.info("the parameter server does not answer: %s: %s", problem.code().name, problem.details())
+                except (PrivacyError, ServerRolledBack, StoreProblem, asyncio.CancelledError):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LEAVE_S):
+                            await self._leave_all()
+                    raise
                 if self._alive_at > alive_before:  # it was there until now, however long ago it last said something
                     backoff, self._alive_at = FIRST_BACKOFF_S, loop.time()
                 if loop.time() - self._alive_at > self._network.server_gone_s:
@@ -149,13 +163,18 @@ class Exchange:
 
     async def _take_part(self) -> Outcome:
         """From joining to the run's end, or to the loss of the connection."""
-        next_round = await self._join_all()
-        attending = asyncio.create_task(self._attend())
-        training = asyncio.create_task(self._train(next_round))
+        tasks: list[asyncio.Task[None]] = []
         try:
+            next_round = await self._join_all()
+            attending, training = asyncio.create_task(self._attend()), asyncio.create_task(self._train(next_round))
+            tasks += attending, training
             # Either may be the first to learn that the run is over, or that the server is gone.
             await asyncio.wait({attending, training}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (attending, training):
+            if training.done() and isinstance(training.exception(), _Over):
+                await asyncio.wait({attending}, timeout=IN_ORDER_S)
+                if not (attending.done() and isinstance(attending.exception(), _Over)):
+                    training.result()
+            for task in tasks:
                 if task.done():
                     task.result()
             raise _Rejoin("the Attend stream ended")
@@ -163,12 +182,13 @@ class Exchange:
             await self._leave_all()
             return over.outcome
         finally:
-            await _cancel(attending, training)
+            await _cancel(*tasks)
 
     # ---------------------------------------------------------------- membership
 
     async def _join_all(self) -> int:
-        next_round = 0
+        """Make every identity a member, and agree on the run with the memory; returns the round to start at."""
+        next_round, terms = 0, RunTerms("", 0.0, 0)
         for client_id, token in self._tokens.items():
             reply = await self._stub.Join(
                 pb.JoinRequest(
@@ -193,7 +213,17 @@ class Exchange:
                 run_id=joined.run_id, client_id=client_id, incarnation=joined.incarnation
             )
             next_round = max(next_round, joined.next_round)
+            terms = self._terms(joined)
+        self._seen = max(self._seen, await self._memory.joined(terms), key=lambda seen: seen.round_id)
+        if next_round < self._seen.round_id:
+            raise self._rolled_back(next_round)
         return next_round
+
+    def _terms(self, joined: pb.Joined) -> RunTerms:
+        """Never better than they are: noise that is no positive number is none, and no planned round is left out."""
+        z = joined.noise_multiplier
+        rounds = max(joined.rounds, self._experiment.training.rounds)
+        return RunTerms(joined.run_id, z if 0.0 < z < math.inf else 0.0, rounds)
 
     def _refused_to_join(self, client_id: int, reply: pb.JoinReply) -> None:
         refusal = reply.refusal
@@ -208,6 +238,7 @@ class Exchange:
 
     async def _attend(self) -> None:
         """Heartbeats and errors up; evictions and the run's end down."""
+        self._opened = None
         call = self._stub.Attend(timeout=None)  # lives as long as the run: heartbeats and keepalive bound its silence
         beats = asyncio.create_task(self._beat(call))
         try:
@@ -218,8 +249,12 @@ class Exchange:
                 match event.WhichOneof("event"):
                     case "evicted":
                         raise Superseded(f"client {event.evicted.client_id} has joined from elsewhere; stopping here")
+                    case "round_opened":
+                        self._opened = event.round_opened.round_id
                     case "run_finished":
-                        raise _Over(Outcome(event.run_finished.status, event.run_finished.message))
+                        # Events come in order: the round told of last was open until the end, or released at the end.
+                        releases: int | None = None if self._opened is None else self._opened + 1
+                        raise _Over(Outcome(event.run_finished.status, event.run_finished.message, releases))
                     case "refusal":
                         self._refused(event.refusal)
         finally:
@@ -311,16 +346,20 @@ class Exchange:
         A round may be opened twice (the server restarted before it closed); then its model and ledger head must be
         the ones seen before.
         """
-        went_back = model.round_id < self._seen_round
-        changed = model.round_id == self._seen_round and model.ledger_head != self._seen_head
-        if went_back or changed:
-            raise ServerRolledBack(
-                f"the parameter server publishes round {model.round_id} after round {self._seen_round}"
-                + (" with another ledger" if changed else "")
-                + ": its state was restored from a copy, and privacy spent since then is not in its ledger"
-            )
-        self._seen_round, self._seen_head = model.round_id, model.ledger_head
+        seen = Seen(model.round_id, model.ledger_head)
+        changed = seen.round_id == self._seen.round_id and seen != self._seen
+        if seen.round_id < self._seen.round_id or changed:
+            raise self._rolled_back(seen.round_id, " with another ledger" if changed else "")
+        if seen != self._seen:
+            self._seen = seen
+            self._memory.saw(self._run_id, seen)
         return PublishedModel(model.round_id, theta, model.ledger_head)
+
+    def _rolled_back(self, round_id: int, how: str = "") -> ServerRolledBack:
+        return ServerRolledBack(
+            f"the parameter server publishes round {round_id} after round {self._seen.round_id}{how}: its state was "
+            "restored from a copy, and privacy spent since then is not in its ledger"
+        )
 
     async def _push(self, client_id: int, round_id: int, momentum: Momentum) -> None:
         """Send one momentum until it is acknowledged or refused; a repetition is harmless.

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from client.memory import Held
 from common.config import Training
 from common.learning.datasets import Dataset, to_tensor
 from common.learning.gradient import FlatModel
@@ -55,21 +56,35 @@ class Worker:
         self.client_id = client_id
         self._model, self._dataset, self._indices, self._training, self._l2 = model, dataset, indices, training, l2
         self._client_momentum = training.schedule_of("client_momentum")
-        self._momentum = torch.zeros(model.num_parameters, dtype=torch.float32)
-        self._last_round = -1
+        # One attribute, so that a reader in another thread never sees the momentum of one round under another's number.
+        self._held = (-1, torch.zeros(model.num_parameters, dtype=torch.float32))
 
     def step(self, round_id: int) -> npt.NDArray[np.float32]:
         """The momentum (d,) of a round, at the parameters the shared model holds.
 
         A round asked for again (the parameter server restarted before it closed) gets the same momentum again.
         """
-        if round_id != self._last_round:
+        last_round, momentum = self._held
+        if round_id != last_round:
             gradient = clip_to(self._gradient(round_id), self._training.clip_norm)
             alpha = self._client_momentum(round_id)
             # A new tensor each round: the old one may still be on its way to the network.
-            self._momentum = self._momentum.mul(alpha).add_(gradient, alpha=1 - alpha)
-            self._last_round = round_id
-        return self._momentum.numpy()
+            momentum = momentum.mul(alpha).add_(gradient, alpha=1 - alpha)
+            self._held = (round_id, momentum)
+        return momentum.numpy()
+
+    @property
+    def held(self) -> Held:
+        """The latest momentum and its round; it is never changed afterwards."""
+        round_id, momentum = self._held
+        return Held(round_id, momentum.numpy())
+
+    def restore(self, held: Held) -> None:
+        """Go on from a momentum of an earlier life.
+
+        Rounds in between are lost: m_i may be any point of the ball.
+        """
+        self._held = (held.round_id, torch.from_numpy(held.momentum.astype(np.float32)))
 
     def _gradient(self, round_id: int) -> torch.Tensor:
         batch = self._batch(round_id)

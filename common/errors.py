@@ -191,7 +191,7 @@ class StoreProblem(ByzULDPError):
 
 
 class RunFolderInUse(StoreProblem):
-    """Another parameter server has this run folder open."""
+    """Another process has this run folder, or this client's state, open."""
 
     status, exit_code = "run_folder_in_use", 40
 
@@ -203,7 +203,7 @@ class RunFolderExists(StoreProblem):
 
 
 class StoreDamaged(StoreProblem):
-    """A file of the run folder is missing, torn, or not what the ledger says it is."""
+    """A file of a run folder, or a client's state, is missing, torn, or not what it should be."""
 
     status, exit_code = "store_damaged", 42
 

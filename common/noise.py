@@ -4,8 +4,16 @@ Public randomness (:mod:`common.randomness`) is meant to be reproduced; this is 
 from ChaCha20 under 256 bits of ``os.urandom`` of its own, so there is no generator state that a fork, a copy or a
 pickle could carry from one round, or one process, to another, and none from which earlier noise could be computed.
 
-What this does not give: the samples are the usual floating-point normals, whose gaps an observer of the raw bits could
-exploit (Mironov 2012); the mechanism that adds them must round to a public grid.
+Floating point. The samples are the usual floating-point normals, and an observer of their raw bits could tell from the
+gaps between them what they were added to (Mironov 2012). So noise reaches a release as multiples of a public grid
+(:class:`GridNoise`), beside values that are multiples of it themselves: then the sum has no bits of its own.
+
+- :class:`RoundedGaussian` rounds normals to the grid. Every multiple near zero is reached, and stands for 2^50 g/σ or
+  more of the sampler's values (2^28 at z = 1). That defends against reading a value off its low bits. It is no proof:
+  each probability is right to that share only, and no draw is beyond 13.7 σ.
+- :class:`common.discrete_noise.DiscreteGaussian` draws from exactly the law that its guarantee speaks of.
+
+Neither hides how long a draw took, nor defends against whoever reads the memory of this process.
 
 References
 ----------
@@ -15,6 +23,7 @@ Mironov, "On significance of the least significant bits for differential privacy
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
@@ -28,7 +37,18 @@ from randomgen import ChaCha
 
 from common.randomness import stream
 
-__all__ = ["KEY_BITS", "NoiseAhead", "NoiseSource", "SecureGaussian", "SeededGaussian"]
+__all__ = [
+    "KEY_BITS",
+    "GridNoise",
+    "NoiseAhead",
+    "NoiseSource",
+    "RoundNoise",
+    "RoundedGaussian",
+    "SecureGaussian",
+    "SeededGaussian",
+    "check_scale",
+    "this_process",
+]
 
 KEY_BITS = 256
 
@@ -45,9 +65,105 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-def _process() -> tuple[int, int]:
-    """This process. A process id alone may be used again by a grandchild; forks made in C are not counted."""
+def this_process() -> tuple[int, int]:
+    """Process id, forks behind it. An id alone may be used again by a grandchild; forks made in C are not counted."""
     return os.getpid(), _forks
+
+
+class GridNoise(Protocol):
+    """The noise of one release, ``(d,)``; how much is said when it is added."""
+
+    def on_grid(self, sigma: float, grid: float) -> Vector:
+        """``(d,)`` float64, owned by the caller: independent multiples of ``grid`` of standard deviation ``sigma``.
+
+        Once: a second call is refused, for the difference of two releases with one noise has none.
+
+        Parameters
+        ----------
+        sigma
+            σ, positive and finite.
+        grid
+            g, a power of two.
+
+        Raises
+        ------
+        ValueError
+            ``sigma`` or ``grid`` is out of range.
+        RuntimeError
+            The noise was given out before.
+        """
+
+
+class RoundNoise(Protocol):
+    """Where a run's noise comes from, round by round."""
+
+    @property
+    def secret(self) -> bool:
+        """Whether the noise may carry a privacy guarantee."""
+
+    def start(self, round_id: int, d: int) -> None:
+        """The round has opened: begin what can be done ahead."""
+
+    def of_round(self, round_id: int, d: int) -> GridNoise:
+        """The noise of the round's release, ``(d,)``, never given before."""
+
+
+class RoundedGaussian:
+    """Normals, scaled and rounded to the nearest multiple of the grid (halves to even).
+
+    Parameters
+    ----------
+    draw
+        ``(d,)`` float64, standard normal, fresh; not modified.
+
+    Raises
+    ------
+    ValueError
+        The draw is not a float64 vector: float32 has too few bits to reach every multiple.
+
+    Formal guarantees
+    -----------------
+    A Gaussian mechanism on a function with values on the grid, then rounding, which is post-processing: with exact
+    normals, T releases of multiplier z = σ / S are μ-GDP with μ = √T / z.
+
+    References
+    ----------
+    Dong, Roth, Su, "Gaussian differential privacy" (JRSS-B 2022), Theorem 2.7 and Corollary 3.3.
+    """
+
+    def __init__(self, draw: Vector) -> None:
+        if draw.dtype != np.float64 or draw.ndim != 1:
+            raise ValueError(f"draw: {draw.dtype} of shape {draw.shape}, expected a float64 vector (d,)")
+        self._draw: Vector | None = draw
+
+    def on_grid(self, sigma: float, grid: float) -> Vector:
+        """See :meth:`GridNoise.on_grid`."""
+        check_scale(sigma, grid)
+        draw, self._draw = self._draw, None
+        if draw is None:
+            raise RuntimeError("this noise was added to a release already: draw new noise for another")
+        noise = draw * sigma
+        noise /= grid
+        np.rint(noise, out=noise)
+        noise *= grid
+        return noise
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the noise of a release is used once: it cannot be copied")
+
+
+def check_scale(sigma: float, grid: float) -> None:
+    """Refuse a σ or a grid that :meth:`GridNoise.on_grid` is not defined for.
+
+    Raises
+    ------
+    ValueError
+        ``sigma`` is not positive and finite, or ``grid`` not a power of two.
+    """
+    if not 0.0 < sigma < math.inf:
+        raise ValueError(f"sigma = {sigma!r}: expected a positive finite number")
+    if not 0.0 < grid < math.inf or math.frexp(grid)[0] != 0.5:
+        raise ValueError(f"grid = {grid!r}: expected a power of two")
 
 
 class NoiseSource(Protocol):
@@ -140,14 +256,18 @@ class NoiseAhead:
     def start(self, round_id: int, d: int) -> None:
         """Begin drawing ``(d,)`` for ``round_id``, unless that is under way; a draw for another round is dropped."""
         for waiting in tuple(self._drawn):
-            if (waiting.round_id, waiting.d, waiting.process) == (round_id, d, _process()):
+            if (waiting.round_id, waiting.d, waiting.process) == (round_id, d, this_process()):
                 return
-        draw = _Draw(round_id, d, _process(), Future())
+        draw = _Draw(round_id, d, this_process(), Future())
         self._drawn.append(draw)
         threading.Thread(target=self._draw, args=(draw,), name=f"noise-{round_id}", daemon=True).start()
 
+    def of_round(self, round_id: int, d: int) -> RoundedGaussian:
+        """The noise of ``round_id`` as a release takes it: :meth:`take`, to be rounded to the release's grid."""
+        return RoundedGaussian(self.take(round_id, d))
+
     def take(self, round_id: int, d: int) -> Vector:
-        """The noise of ``round_id``, ``(d,)`` float64, owned by the caller.
+        """The normals of ``round_id``, ``(d,)`` float64, owned by the caller.
 
         Waits for a draw that is under way; draws now if none was started.
         """
@@ -155,7 +275,7 @@ class NoiseAhead:
             draw = self._drawn.popleft()
         except IndexError:
             return self.source.standard_normal(d, round_id=round_id)
-        if (draw.round_id, draw.d, draw.process) != (round_id, d, _process()):
+        if (draw.round_id, draw.d, draw.process) != (round_id, d, this_process()):
             return self.source.standard_normal(d, round_id=round_id)
         return draw.vector.result()
 

@@ -81,6 +81,11 @@ class Assignment:
     def log_file(self) -> Path:
         return self.run_dir / "operator" / "logs" / f"{self.name}.log"
 
+    @property
+    def state_file(self) -> Path:
+        """What a client process keeps from one life to the next; private to its identities."""
+        return self.run_dir / "clients" / f"{self.name}.state"
+
     def load(self) -> Experiment:
         return experiment_from(dict(self.experiment), where=f"the experiment given to {self.name}")
 
@@ -122,7 +127,7 @@ def check(assignment: Assignment, report: Report) -> tuple[str, str]:
     from common.learning.prepared import prepare_dataset
     from common.learning.task import build_task
     from common.plugins import is_plugin
-    from ps.mechanism import device_of, opened
+    from ps.mechanism import device_of, noise_of, opened
 
     experiment = assignment.load()
     if not is_plugin(experiment.data.dataset):
@@ -131,6 +136,7 @@ def check(assignment: Assignment, report: Report) -> tuple[str, str]:
         )
     task = build_task(experiment)
     opened(experiment, lambda: task.dataset.train.labels)
+    noise_of(experiment, task.num_parameters)
     device_of(experiment.training.device)
     deal_experiment(experiment, task.dataset.train.labels)
     if experiment.num_adversaries:
@@ -158,7 +164,9 @@ def take_part(assignment: Assignment, _report: Report) -> tuple[str, str]:
     """Honest clients."""
     from client.main import run_client
 
-    outcome = run_client(assignment.load(), address=assignment.address, tokens=assignment.tokens)
+    outcome = run_client(
+        assignment.load(), address=assignment.address, tokens=assignment.tokens, state=assignment.state_file
+    )
     return outcome.status, outcome.message
 
 

@@ -76,7 +76,9 @@ def run_locally(
     context = child_context(start_method)  # as early as possible: it imports while we go on
     try:
         (run_dir / "operator" / "logs").mkdir(parents=True, exist_ok=True)
-        (run_dir / "operator").chmod(0o700)
+        (run_dir / "clients").mkdir(exist_ok=True)  # their own states, momenta among them
+        for private in ("operator", "clients"):
+            (run_dir / private).chmod(0o700)
     except OSError as problem:
         raise StoreDamaged(f"{run_dir}: cannot be created ({problem}); choose another --run-dir") from None
     supervisor = Supervisor(

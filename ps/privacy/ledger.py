@@ -20,24 +20,14 @@ from hashlib import sha256
 
 from common.errors import PrivacyError, StoreDamaged
 from common.privacy.calibration import ROUNDED_UP, calibrate
-from common.privacy.conversions import Calibration, epsilon_of, mu_of
+from common.privacy.conversions import Calibration, epsilon_of
+from common.privacy.costs import cost_of, limit_of, mu_from
 from ps.privacy.rows import Genesis, LedgerEntry, from_json
 
 __all__ = ["Budget", "Genesis", "Ledger", "LedgerEntry", "cost_of", "from_json"]
 
 ORIGIN = bytes(32)
 """What the first row is chained to."""
-
-_GRID = 2200  # 1/z² of the largest float64 exceeds 2^-2048
-_SHAVED = 1 - 4e-12  # far more than the error of evaluating μ*, and than σ = z S rounded to the nearest
-
-
-def cost_of(noise_multiplier: float) -> Fraction | None:
-    """1/z² as an exact rational, rounded up to a multiple of 2^-2200 so that sums stay small; None for z = 0 (∞)."""
-    if noise_multiplier == 0:
-        return None
-    square = Fraction(noise_multiplier) ** 2
-    return Fraction(-(-(square.denominator << _GRID) // square.numerator), 1 << _GRID)
 
 
 @dataclass(frozen=True)
@@ -134,7 +124,7 @@ class Ledger:
     @property
     def mu(self) -> float:
         """μ of all releases together, earlier runs' included; ∞ if one had no noise."""
-        return math.inf if self.spent is None else _root(self.spent)
+        return mu_from(self.spent)
 
     def epsilon_spent(self, delta: float, conversion: Calibration = "exact") -> float:
         """The odometer: ε at ``delta`` of the releases so far, recomputed from them. Not the guarantee: see Budget.
@@ -201,7 +191,7 @@ class Budget:
             f"privacy.previous has spent epsilon = {spent:.4g} at delta = {self.delta:g} of epsilon = {self.epsilon:g}"
             ": nothing is left for another run; ask for a larger privacy.epsilon for all of them together",
         )
-        z = math.sqrt(self.rounds) / _root(left) * (1 + ROUNDED_UP)
+        z = math.sqrt(self.rounds) / mu_from(left) * (1 + ROUNDED_UP)
         _require(
             0 < z < math.inf, f"what privacy.previous leaves needs a noise multiplier of {z!r}: too little is left"
         )
@@ -210,7 +200,7 @@ class Budget:
     @cached_property
     def limit(self) -> Fraction:
         """B = μ*²: the most that Σ 1/z² may reach."""
-        return Fraction(mu_of(self.epsilon, self.delta, self.calibration) * _SHAVED) ** 2
+        return limit_of(self.epsilon, self.delta, self.calibration)
 
     def admits(self, ledger: Ledger, noise_multiplier: float) -> bool:
         """Whether one more release with this multiplier stays within the budget, in exact rationals."""
@@ -243,17 +233,6 @@ def _plus(spent: Fraction | None, entry: LedgerEntry) -> Fraction | None:
 
 def _chained(head: bytes, row: Genesis | LedgerEntry) -> bytes:
     return sha256(head + row.to_json().encode()).digest()
-
-
-def _root(value: Fraction) -> float:
-    """√value; scaled, so that neither a huge nor a tiny rational leaves the range of float64."""
-    if value == 0:
-        return 0.0
-    shift = (value.numerator.bit_length() - value.denominator.bit_length()) // 2
-    try:
-        return math.ldexp(math.sqrt(value * Fraction(4) ** -shift), shift)
-    except OverflowError:
-        return math.inf
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -61,8 +61,9 @@ class Command:
         experiment = folder / "tiny.toml"
         experiment.write_text(EXPERIMENT)
         self.run_dir = folder / "run"
+        what = [] if "--resume" in words else [str(experiment)]  # a resumed run knows its own
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", "run", str(experiment), "--run-dir", str(self.run_dir), *words],
+            [sys.executable, "-m", "deploy.cli", "run", *what, "--run-dir", str(self.run_dir), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -21,8 +21,18 @@ from federations import ServerProcess, small_experiment
 from stock_client import Federation, StockClient
 
 from client.exchange import Exchange, Momentum, Outcome, PublishedModel
+from client.memory import NEVER, Forgetful, Memory, RunTerms, Seen
 from common.config import Experiment
-from common.errors import ConfigError, JoinRefused, ServerRolledBack, ServerUnreachable, Superseded
+from common.errors import (
+    ConfigError,
+    JoinRefused,
+    PrivacyError,
+    ServerRolledBack,
+    ServerUnreachable,
+    Superseded,
+    publicly,
+)
+from common.privacy.calibration import calibrate
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps.reader import RunReader
 
@@ -32,7 +42,13 @@ Hook = Callable[[PublishedModel], None]
 class Zeros:
     """Identities that send zeros; remembers the models it was given."""
 
-    def __init__(self, server: ServerProcess, ids: list[int], experiment: Experiment | None = None) -> None:
+    def __init__(
+        self,
+        server: ServerProcess,
+        ids: list[int],
+        experiment: Experiment | None = None,
+        memory: Memory | None = None,
+    ) -> None:
         self.models: list[PublishedModel] = []
         self.before_round: Hook = lambda _model: None
         self.exchange = Exchange(
@@ -42,6 +58,7 @@ class Zeros:
             schema_hash=server.schema_hash,
             num_parameters=server.num_parameters,
             produce=self._produce,
+            memory=memory,
         )
         self._ids = ids
 
@@ -57,6 +74,34 @@ class Zeros:
                 return await self.exchange.run()
 
         return asyncio.run(bounded())
+
+
+class Remembers(Forgetful):
+    """What it was told; answers a joining as a test wants."""
+
+    def __init__(self, seen: Seen = NEVER, refusal: Exception | None = None) -> None:
+        self.terms: list[RunTerms] = []
+        self.saw_rounds: list[int] = []
+        self._answer, self._refusal = seen, refusal
+
+    async def joined(self, terms: RunTerms) -> Seen:
+        self.terms.append(terms)
+        if self._refusal is not None:
+            raise self._refusal
+        return self._answer
+
+    def saw(self, _run_id: str, seen: Seen) -> None:
+        self.saw_rounds.append(seen.round_id)
+
+
+def has_left(server: ServerProcess, client: Zeros, client_id: int) -> bool:
+    """Whether the server does not know this incarnation any more."""
+    stranger = StockClient(server, client_id)
+    stranger.caller = client.exchange.callers[client_id]
+    try:
+        return stranger.leave().refusal.kind == pb.NOT_A_MEMBER
+    finally:
+        stranger.close()
 
 
 def free_address() -> str:
@@ -132,13 +177,90 @@ def test_a_client_whose_row_is_still_held_by_a_broken_stream_of_its_own_joins_ag
     federation.assert_round_is_mean_of(round_id, theta, rows)
 
 
+# ---------------------------------------------------------------- what it remembers
+
+
+def test_a_client_whose_memory_refuses_has_left_before_it_sent_anything(
+    server: ServerProcess, federation: Federation, round_id: int
+) -> None:
+    memory = Remembers(refusal=PrivacyError("enough"))
+    client = Zeros(server, [3, 4], memory=memory)
+    with pytest.raises(PrivacyError, match="enough"):
+        client.run()
+    assert (client.models, memory.saw_rounds) == ([], [])
+    assert has_left(server, client, 3)
+    assert has_left(server, client, 4)
+    assert [(terms.run_id, terms.rounds) for terms in memory.terms] == [(server.run_id, 1_000_000)]
+
+
+def test_a_client_that_remembers_a_later_round_refuses_at_once(server: ServerProcess) -> None:
+    client = Zeros(server, [0], memory=Remembers(seen=Seen(10**9, b"")))
+    with pytest.raises(ServerRolledBack, match=f"after round {10**9}"):
+        client.run()
+    assert client.models == []
+    assert has_left(server, client, 0)
+
+
+def test_a_client_that_remembers_another_ledger_of_the_open_round_refuses_it(
+    server: ServerProcess, federation: Federation, round_id: int
+) -> None:
+    client = Zeros(server, [4], memory=Remembers(seen=Seen(round_id, bytes(32))))
+    with pytest.raises(ServerRolledBack, match="with another ledger"):
+        client.run()
+    assert client.models == []
+
+
+def test_a_client_that_is_told_to_stop_leaves_first(server: ServerProcess, federation: Federation) -> None:
+    client = Zeros(server, [4])
+
+    async def stopped_in_its_first_round() -> None:
+        task = asyncio.ensure_future(client.exchange.run())
+        client.before_round = lambda _model: task.cancel() and None
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(stopped_in_its_first_round(), 30))
+    assert has_left(server, client, 4)
+
+
+def test_a_memory_is_told_the_terms_of_the_run_and_every_model_once(tmp_path: Path) -> None:
+    experiment = small_experiment(
+        federation={"clients": 1, "byzantine": 0}, training={"rounds": 6}, privacy={"epsilon": 8.0}
+    )
+    with ServerProcess(experiment, tmp_path) as server:
+        memory = Remembers()
+        outcome = Zeros(server, [0], memory=memory).run()
+    z = calibrate(8.0, 1e-5, 6)
+    assert memory.terms == [RunTerms(server.run_id, z, 6)]
+    assert memory.saw_rounds == list(range(6))
+    assert (outcome.status, outcome.releases) == ("completed", 6)
+
+
 # ---------------------------------------------------------------- the end
+
+
+def test_a_client_that_comes_after_the_end_is_told_how_it_was(tmp_path: Path) -> None:
+    experiment = small_experiment(
+        federation={"clients": 2, "byzantine": 1, "quorum": 1},
+        training={"rounds": 2},
+        network={"leave_deadline_s": 60.0},
+    )
+    with ServerProcess(experiment, tmp_path) as server:
+        lingering = StockClient(server.listening(), 1)
+        lingering.join()
+        assert Zeros(server, [0]).run().status == "completed"
+        late = Zeros(server, [0])  # the server still waits for the other one to leave
+        assert late.run() == Outcome("completed", publicly("completed"))
+        assert late.models == []
+        lingering.leave()
+        lingering.close()
+        server.finish()
 
 
 def test_a_run_of_one_client_ends_for_it_as_it_ends_for_the_server(tmp_path: Path) -> None:
     with ServerProcess(alone(), tmp_path) as server:
         client = Zeros(server, [0])
-        assert client.run() == Outcome("completed", "all 6 rounds are done")
+        assert client.run() == Outcome("completed", publicly("completed"))
         summary = server.finish()
     assert [model.round_id for model in client.models] == list(range(6))
     assert (summary["status"], summary["refusals"]) == ("completed", {})

@@ -1,7 +1,7 @@
 """The secure source against the standard normal law, and every way in which noise could be used twice.
 
-Entropy comes from the operating system, so a check may fail by chance: each of some 20 p-values on it with
-probability ALARM, a few times that where a central limit is used; the file less than once in 10,000 runs.
+Entropy comes from the operating system, so a check may fail by chance: each of some 40 p-values on it with
+probability ALARM, a few times that where a central limit is used; the file less than once in 5,000 runs.
 """
 
 import copy
@@ -14,10 +14,11 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from randomgen import ChaCha
 from scipy import stats
 
-from common.noise import KEY_BITS, NoiseAhead, SecureGaussian, SeededGaussian
+from common.noise import KEY_BITS, NoiseAhead, RoundedGaussian, SecureGaussian, SeededGaussian
 
 ALARM = 1e-6
 ROUNDS, D = 24, 26_010  # the paper's CNN
@@ -27,12 +28,12 @@ def p_values(vectors: np.ndarray) -> dict[str, float]:
     """Two-sided p-values of ``(rounds, d)`` under "all entries are independent N(0, 1)"."""
     flat = vectors.ravel()
     rounds, d = vectors.shape
-    n = flat.size
+    n, squares = flat.size, flat * flat
     found = {
         "mean": two_sided(flat.mean() * np.sqrt(n)),
         "variance": 2 * min(stats.chi2.cdf(flat @ flat, n), stats.chi2.sf(flat @ flat, n)),
-        "skewness": two_sided(np.mean(flat**3) * np.sqrt(n / 15)),
-        "kurtosis": two_sided((np.mean(flat**4) - 3) * np.sqrt(n / 96)),
+        "skewness": two_sided(np.mean(flat * squares) * np.sqrt(n / 15)),
+        "kurtosis": two_sided((np.mean(squares * squares) - 3) * np.sqrt(n / 96)),
         "law": stats.kstest(flat, "norm").pvalue,
     }
     for threshold in (1.0, 2.0, 3.0, 4.0):
@@ -138,6 +139,22 @@ def test_each_of_256_bits_of_the_operating_systems_entropy_matters(monkeypatch):
     assert set(asked) == {32}
 
 
+def test_a_generator_is_made_anew_for_every_vector_and_only_ever_from_a_key(monkeypatch):
+    made = []
+
+    def recorded(*args, **settings):
+        made.append((args, settings))
+        return ChaCha(*args, **settings)
+
+    monkeypatch.setattr("common.noise.ChaCha", recorded)
+    source = SecureGaussian()
+    for round_id in range(3):
+        source.standard_normal(2, round_id=round_id)
+    assert [(args, set(settings), settings["rounds"]) for args, settings in made] == [((), {"key", "rounds"}, 20)] * 3
+    assert len({settings["key"].tobytes() for _, settings in made}) == 3
+    assert {settings["key"].nbytes * 8 for _, settings in made} == {KEY_BITS}
+
+
 def test_no_two_draws_are_equal():
     one, other = SecureGaussian(), SecureGaussian()
     drawn = [source.standard_normal(64, round_id=3) for source in (one, one, other, other)]
@@ -145,7 +162,11 @@ def test_no_two_draws_are_equal():
     assert all(vector.dtype == np.float64 and vector.shape == (64,) for vector in drawn)
 
 
-@pytest.mark.parametrize("held", [SecureGaussian(), NoiseAhead(SecureGaussian())])
+@pytest.mark.parametrize(
+    "held",
+    [SecureGaussian(), NoiseAhead(SecureGaussian()), RoundedGaussian(np.zeros(2))],
+    ids=lambda x: type(x).__name__,
+)
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_secret_noise_cannot_be_pickled_or_copied(held, copied):
     with pytest.raises(TypeError, match=r"drawn in the process|used once"):
@@ -153,7 +174,7 @@ def test_secret_noise_cannot_be_pickled_or_copied(held, copied):
 
 
 FORKS = """
-import os, sys, time
+import os, sys, threading, time
 from common.noise import NoiseAhead, SecureGaussian
 source = SecureGaussian()
 source.standard_normal(8)
@@ -161,16 +182,32 @@ ahead = NoiseAhead(source)
 ahead.start(0, 8)
 while not ahead._drawn[0].vector.done():
     time.sleep(0.001)
+
+class Slow(SecureGaussian):
+    gate = threading.Event()
+    def standard_normal(self, d, *, round_id=None):
+        vector = super().standard_normal(d)
+        if threading.current_thread() is not threading.main_thread():
+            self.gate.wait(30)
+        return vector
+
+under_way = NoiseAhead(Slow())
+under_way.start(0, 8)
+
+def draws():
+    vectors = source.standard_normal(8), ahead.take(0, 8), ahead.take(0, 8), under_way.take(0, 8)
+    return [*vectors, ahead.of_round(0, 8).on_grid(1.0, 2.0**-52)]
+
 for _ in range(8):
     reader, writer = os.pipe()
     if os.fork() == 0:
-        drawn = (source.standard_normal(8), ahead.take(0, 8), ahead.take(0, 8))
-        os.write(writer, " ".join(vector.tobytes().hex() for vector in drawn).encode())
+        os.write(writer, " ".join(vector.tobytes().hex() for vector in draws()).encode())
         os._exit(0)
     os.close(writer)
     print(os.read(reader, 65536).decode())
     os.wait()
-print(ahead.take(0, 8).tobytes().hex(), source.standard_normal(8).tobytes().hex())
+Slow.gate.set()
+print(*(vector.tobytes().hex() for vector in draws()))
 """
 
 
@@ -181,9 +218,104 @@ def test_eight_forked_workers_and_their_parent_draw_nothing_twice():
     )
     assert done.returncode == 0, done.stderr
     drawn = done.stdout.split()
-    assert len(drawn) == 8 * 3 + 2
+    assert len(drawn) == 9 * 5
     assert len(set(drawn)) == len(drawn)
     assert {len(vector) for vector in drawn} == {8 * 8 * 2}
+
+
+GRID = 2.0**-20  # of C = 1
+
+
+def low_bits(multiples: np.ndarray, bits: int = 6) -> float:
+    """The p-value of "all values of the lowest bits are equally likely"."""
+    counts = np.bincount(multiples.astype(np.int64) & (2**bits - 1), minlength=2**bits)
+    return float(stats.chisquare(counts).pvalue)
+
+
+def on_grid(draw: np.ndarray, sigma: float) -> np.ndarray:
+    return RoundedGaussian(draw).on_grid(sigma, GRID) / GRID
+
+
+@pytest.mark.parametrize("sigma", [2.0**-14, 0.1, 0.7, 37.3])
+def test_noise_on_the_grid_has_the_deviation_asked_for_and_no_multiple_is_preferred(sigma):
+    multiples = on_grid(SecureGaussian().standard_normal(400_000), sigma)
+    assert np.array_equal(multiples, np.rint(multiples))
+    variance = (sigma / GRID) ** 2 + 1 / 12  # Sheppard's correction
+    scores = multiples / np.sqrt(variance)
+    n = scores.size
+    assert 2 * min(stats.chi2.cdf(scores @ scores, n), stats.chi2.sf(scores @ scores, n)) > ALARM
+    assert two_sided(scores.mean() * np.sqrt(n)) > ALARM
+    if sigma / GRID > 1000:  # else the low bits see the bell
+        assert low_bits(multiples) > ALARM
+        assert low_bits(multiples[np.abs(scores) > 2.5]) > ALARM
+
+
+def test_every_multiple_near_zero_is_reached():
+    wide, near = 0.1, 32  # of 65 multiples each is missed by 6 million draws with probability exp(-22)
+    reached: set[float] = set()
+    for _ in range(12):
+        multiples = on_grid(SecureGaussian().standard_normal(500_000), wide)
+        reached |= set(multiples[np.abs(multiples) <= near].tolist())
+    assert reached >= set(range(-near, near + 1))
+
+
+@pytest.mark.parametrize("sigma", [0.7, 37.3])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        lambda x: np.round(x * 2**20) / 2**20,
+        lambda x: (x.view(np.uint64) & np.uint64(2**64 - 2**33)).view(np.float64),
+    ],
+    ids=["a sampler of 20 bits", "a sampler of 20 significant bits"],
+)
+def test_these_checks_notice_gaps_in_the_sampler(bug, sigma):
+    draw = bug(np.random.default_rng(7).standard_normal(400_000))
+    assert low_bits(on_grid(draw, 64 * sigma)) < ALARM
+
+
+def test_float32_normals_leave_gaps_on_a_fine_grid_and_are_refused():
+    draw = np.random.default_rng(7).standard_normal(400_000, dtype=np.float32)
+    assert low_bits(on_grid(draw.astype(np.float64), 64.0)) < ALARM
+    with pytest.raises(ValueError, match="float64 vector"):
+        RoundedGaussian(draw)
+    with pytest.raises(ValueError, match="float64 vector"):
+        RoundedGaussian(np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize(("sigma", "grid"), [(0.7, GRID), (1.5, 1.0), (1e-3, 2.0**-30), (5e7, 4.0), (1e-30, 2.0**-120)])
+def test_rounding_is_to_nearest_and_the_same_bits_as_torch(sigma, grid):
+    draw = np.concatenate([np.random.default_rng(1).standard_normal(20_000), [0.0, -0.0, *(np.arange(-9, 10) / 3)]])
+    expected = torch.as_tensor(draw) * sigma
+    expected.div_(grid).round_().mul_(grid)
+    before = draw.tobytes()
+    assert RoundedGaussian(draw).on_grid(sigma, grid).tobytes() == expected.numpy().tobytes()
+    assert draw.tobytes() == before
+
+
+def test_the_noise_of_a_release_is_given_out_once():
+    noise = RoundedGaussian(np.ones(3))
+    assert noise.on_grid(1.0, 0.5).tolist() == [1.0] * 3
+    with pytest.raises(RuntimeError, match="draw new noise"):
+        noise.on_grid(1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "grid", "named"),
+    [(0.0, 1.0, "sigma"), (float("nan"), 1.0, "sigma"), (float("inf"), 1.0, "sigma"), (-1.0, 1.0, "sigma")]
+    + [(1.0, bad, "grid") for bad in (0.0, 3.0, -1.0, float("nan"), float("inf"))],
+)
+def test_a_scale_that_has_no_noise_is_refused_and_the_noise_is_still_there(sigma, grid, named):
+    noise = RoundedGaussian(np.ones(1))
+    with pytest.raises(ValueError, match=named):
+        noise.on_grid(sigma, grid)
+    assert noise.on_grid(1.0, 1.0).tolist() == [1.0]
+
+
+def test_a_rounds_noise_is_what_was_drawn_ahead_for_it():
+    ahead = NoiseAhead(SeededGaussian(11))
+    ahead.start(3, 50)
+    vector = SeededGaussian(11).standard_normal(50, round_id=3)
+    assert ahead.of_round(3, 50).on_grid(0.7, GRID).tolist() == RoundedGaussian(vector).on_grid(0.7, GRID).tolist()
 
 
 class Counting:

@@ -261,12 +261,40 @@ def test_resume_needs_a_run_folder(launched: dict, tiny: Path, tmp_path: Path) -
     assert "experiment" not in launched
 
 
-def test_a_resumed_run_keeps_its_configuration_and_says_so(launched: dict, tiny: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_configuration_and_another_is_refused(
+    launched: dict, tiny: Path, tmp_path: Path
+) -> None:
     stored = load_experiment(tiny, ["training.rounds=50"])
     (tmp_path / "experiment.json").write_text(json.dumps(stored.model_dump(mode="json")))
     result = CliRunner().invoke(cli.app, ["run", str(tiny), "--resume", "--run-dir", str(tmp_path)])
-    assert launched["experiment"] == stored
-    assert "training.rounds is 3 here and 50 in the run folder" in result.stderr
+    assert isinstance(result.exception, ConfigError)
+    assert "training.rounds is 3 here and 50 in the run folder" in str(result.exception)
+    assert "experiment" not in launched
+    same = [str(tiny), "--set", "training.rounds=50", "--set", "network.rpc_deadline_s=7"]
+    for given in (same, ["--set", "network.rpc_deadline_s=7"]):
+        invoke("run", *given, "--resume", "--run-dir", str(tmp_path))
+        assert launched["experiment"].network.rpc_deadline_s == 7
+        assert launched["experiment"].training.rounds == 50
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "training.clip_norm=0.5",
+        "training.server_momentum=0.1",
+        "federation.byzantine=0",
+        "federation.clients=8",
+        "aggregation.rule=mean",
+        "privacy.epsilon=7",
+    ],
+)
+def test_what_a_run_promised_does_not_change_on_a_resume(
+    launched: dict, tiny: Path, tmp_path: Path, change: str
+) -> None:
+    (tmp_path / "experiment.json").write_text(json.dumps(load_experiment(tiny).model_dump(mode="json")))
+    result = CliRunner().invoke(cli.app, ["run", "--resume", "--run-dir", str(tmp_path), "--set", change])
+    assert isinstance(result.exception, ConfigError)
+    assert change.partition("=")[0] in str(result.exception)
 
 
 def test_two_runs_of_the_same_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
