@@ -8,7 +8,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from ps.mechanism import (
 from ps.membership import Membership
 from ps.privacy.claim import claim_of, neighbouring, premises_for
 from ps.privacy.ledger import Budget, Genesis, Ledger
+from ps.privacy.plan import warnings_of
 from ps.privacy.pld import epsilon_pld
 from ps.privacy.previous import Previous
 from ps.release import Mechanism
@@ -281,7 +282,7 @@ class _Run:
                 "run_dir": str(self.store.folder),
             }
         )
-        if warning := coordinator.rounds.policy.warning():
+        for warning in self._warnings(coordinator):
             self.report({"event": "warning", "message": warning})
         try:
             end = await coordinator.run()
@@ -294,6 +295,12 @@ class _Run:
         self.ledger = maker.ledger
         # Still on the loop, so that a late SIGTERM finds a handler and not a half-written ending.
         return await loop.run_in_executor(None, self._conclude, end, evaluator)
+
+    def _warnings(self, coordinator: Coordinator) -> Iterator[str]:
+        """What should be known before a long run: who could slow it down, and whether the noise lets it learn."""
+        if slow := coordinator.rounds.policy.warning():
+            yield slow
+        yield from warnings_of(self.experiment, self.mechanism, self.task.num_parameters)
 
     def _membership(self, roster: Roster, clock: Callable[[], float], live_changed: Callable[[], None]) -> Membership:
         return Membership(
