@@ -14,7 +14,9 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -27,6 +29,7 @@ import numpy as np
 import torch
 from gpu_check import throughput_table
 from timing import facts, interleaved, milliseconds
+from torch import Tensor
 
 from common.aggregation import BEFORE, RULES, RoundContext, make_rule
 from common.aggregation.kernels.library import Unavailable, load_library
@@ -85,7 +88,7 @@ extern "C" float read_all(const float* x, ptrdiff_t size, int threads) {
 """
 
 
-def readers(x: torch.Tensor, threads: int) -> dict[str, Callable[[], object]]:
+def readers(x: Tensor, threads: int) -> dict[str, Callable[[], object]]:
     """Ways to read every element once; the fastest is what memory allows."""
     ways: dict[str, Callable[[], object]] = {"read torch": x.sum, "read torch 1": on_threads(1, x.sum)}
     try:
@@ -168,13 +171,20 @@ def against(ratio: float, target: float | None, at_most: bool = False) -> str:
     return f"{text} ({'≤' if at_most else '≥'} {target:g}{'' if met else ', **missed**'})"
 
 
-def peers_of(f: int) -> dict[str, Callable[[torch.Tensor], object]]:
+def peers_of(f: int) -> dict[str, Callable[[Tensor], object]]:
     """ByzFL's answer to a rule or a step of ours, by our name."""
     import byzfl
 
     average = byzfl.Average()
 
-    def after(step: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], object]:
+    steps = {
+        "nearest_neighbor_mixing": byzfl.NNM(f),
+        "bucketing": byzfl.Bucketing(2),
+        "clipping": byzfl.Clipping(2.0),
+        "adaptive_clipping": byzfl.ARC(f),
+    }
+
+    def after(step: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
         return lambda x: average(step(x))
 
     return {
@@ -189,15 +199,13 @@ def peers_of(f: int) -> dict[str, Callable[[torch.Tensor], object]]:
         "meamed": byzfl.Meamed(f),
         "mda": byzfl.MDA(f),
         "covariance_filter": byzfl.CAF(f),
-        "nearest_neighbor_mixing": after(byzfl.NNM(f)),
-        "bucketing": after(byzfl.Bucketing(2)),
-        "clipping": after(byzfl.Clipping(2.0)),
-        "adaptive_clipping": after(byzfl.ARC(f)),
+        **{name: after(step) for name, step in steps.items()},
+        **{f"{name}, alone": step for name, step in steps.items()},
     }
 
 
 def rule_lines(n: int, f: int, d: int, repetitions: int) -> list[str]:
-    """Every rule and every step before the mean, beside ByzFL's, and the mean."""
+    """Every rule, every step before the mean, and the steps alone, beside ByzFL's, and the mean."""
     x = torch.from_numpy(np.random.default_rng(n).standard_normal((n, d), dtype=np.float32))
     context = RoundContext(
         weights=torch.full((n,), 1.0 / n, dtype=torch.float64),
@@ -206,10 +214,11 @@ def rule_lines(n: int, f: int, d: int, repetitions: int) -> list[str]:
     )
     rules = {name: (name, {}) for name in RULES}
     rules["geometric_median, smoothed"] = ("geometric_median", {"smoothing": 0.1, "iterations": 3})
-    steps = {"bucketing": {"size": 2}, "clipping": {"radius": 2.0}}
+    steps: dict[str, dict[str, Any]] = {"bucketing": {"size": 2}, "clipping": {"radius": 2.0}}
     rules |= {name: ("mean", {"before": [{"name": name, **steps.get(name, {})}]}) for name in BEFORE}
     theirs, lines = peers_of(f), []
     mean = make_rule("mean", num_byzantine=f)
+    timed: dict[str, Callable[[], object]] = {}
     for label, (name, parameters) in rules.items():
         try:
             rule = make_rule(name, num_byzantine=f, **parameters)
@@ -218,18 +227,44 @@ def rule_lines(n: int, f: int, d: int, repetitions: int) -> list[str]:
         except Exception as error:  # a rule that cannot run here is a line of the table, not the end of it
             lines.append(f"| {label} | {type(error).__name__}: {error} | | | |")
             continue
-        functions: dict[str, Callable[[], object]] = {"ours": lambda: rule(x, context), "mean": lambda: mean(x)}  # noqa: B023
-        if label in theirs:
-            functions["byzfl"] = lambda: theirs[label](x)  # noqa: B023
+        timed[label] = partial(rule, x, context)
+    for name in BEFORE:
+        step = BEFORE[name](num_byzantine=f, **steps.get(name, {}))
+        timed[f"{name}, alone"] = partial(step, x, context)
+    for label, ours in timed.items():
+        functions: dict[str, Callable[[], object]] = {"ours": ours, "mean": partial(mean, x)}
+        overwrites = label in theirs and add_peer(functions, theirs[label], x)
         medians = interleaved(functions, repetitions)
-        ratio = against(medians["byzfl"] / medians["ours"], 1.0) if label in theirs else ""
         over_mean = against(
             medians["ours"] / medians["mean"], 2.0 if label == "normalized_mean" else None, at_most=True
         )
-        their = milliseconds(medians["byzfl"]) if label in theirs else "has none"
+        their, ratio = "has none", ""
+        if label in theirs:
+            their, ratio = milliseconds(medians["byzfl"]), against(medians["byzfl"] / medians["ours"], 1.0)
         lines.append(f"| {label} | {milliseconds(medians['ours'])} | {their} | {ratio} | {over_mean} |")
+        if overwrites:
+            alone = medians["byzfl"] - medians["copy"]
+            lines[-1] += (
+                f"\n| … without the copy | | {milliseconds(alone)} | {against(alone / medians['ours'], 1.0)} | |"
+            )
         print(lines[-1], flush=True)
     return lines
+
+
+def add_peer(functions: dict[str, Callable[[], object]], peer: Callable[[Tensor], object], x: Tensor) -> bool:
+    """Add ByzFL's function; tell whether it overwrites its argument, in which case it is given a copy of ``x``.
+
+    Otherwise it would, from the second call on, and we with it, be timed on rows that are clipped already. The copy
+    goes into a buffer that is there before, and is timed apart too.
+    """
+    buffer = x.clone()
+    peer(buffer)
+    if torch.equal(buffer, x):
+        functions["byzfl"] = partial(peer, x)
+        return False
+    functions["byzfl"] = lambda: peer(buffer.copy_(x))
+    functions["copy"] = lambda: buffer.copy_(x)
+    return True
 
 
 def main() -> None:
@@ -271,13 +306,15 @@ for AVX-512. The error is the largest difference from float64, over the largest 
 
 {lines_of_table}
 
-## The other rules, and steps before the mean, at (20, 4, {columns(1_000_000):,})
+## The other rules, and steps before the mean and alone, at (20, 4, {columns(1_000_000):,})
 
 | rule | ours, ms | ByzFL, ms | ByzFL over ours | ours over our mean |
 |---|---|---|---|---|
 {lines_of_rules}
 
-ByzFL's geometric median is three smoothed steps; ours without a suffix is accurate to its tolerance.
+ByzFL's geometric median is three smoothed steps; ours without a suffix is accurate to its tolerance. Some of its steps
+overwrite their argument, which ours never do: they are given a copy, in memory that is there already, and the second
+line leaves its time out.
 """
     if torch.cuda.is_available():
         text += "\n## On a GPU\n\n" + "\n".join(throughput_table()) + "\n"

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from itertools import count
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from common.aggregation.before.preparation import Preparation
+from common.aggregation.before.preparation import Preparation, RowScaling
+from common.aggregation.rows import Vector, scale_rows, squared_norms
 from common.aggregation.rule import RoundContext, Rule
+from common.aggregation.scratch import Scratch
 from common.errors import RuleError
 
 __all__ = ["Composed"]
 
 _MOST_CLIENTS = 1_000_000
+
+
+@runtime_checkable
+class _TakesScales(Protocol):
+    """A rule that need not see scaled rows: the rows and their scales will do."""
+
+    def aggregate_scaled(self, x: Tensor, scales: Vector, context: RoundContext | None) -> Tensor:
+        """float64 (d,): the rule on scales_i x_i; a row of scale 0 counts as zero, whatever stands there."""
 
 
 class Composed(Rule):
@@ -34,6 +47,12 @@ class Composed(Rule):
         2C, by projecting the output.
     Robustness
         Each step changes κ in its own way, from the last to the first.
+    Memory
+        Steps that only scale rows (clipping) leave no trace where the rule takes the scales in their place: the
+        means. For other rules the scaled rows are in a buffer of n d float32, allocated when a row is first scaled and
+        kept as long as this object, since fresh pages cost more time than the scaling. It is overwritten by the next
+        round, and no result shares it, so a rule of your own must not keep its argument. Calls from several threads
+        are safe: those that find the buffer taken allocate their own. Small matrices, and devices, have none.
 
     Raises
     ------
@@ -61,6 +80,7 @@ class Composed(Rule):
         self.takes_weights = rule.takes_weights and all(step.keeps_identities for step in self.before)
         follows = rule.lipschitz and all(step.moved(_MOST_CLIENTS, 1.0, 1.0) is not None for step in self.before)
         self.lipschitz, self.project_output = follows, not follows
+        self._scratch = Scratch()
 
     @cached_property
     def _minimum_clients(self) -> int:
@@ -82,7 +102,7 @@ class Composed(Rule):
         self._require_all(num_clients)
 
     def prepare(self, n: int, d: int, device: torch.device | str) -> None:
-        self.require(n)
+        super().prepare(n, d, device)  # for the steps, which may see more rows than the rule does
         self.rule.prepare(self._seen(n, 1.0)[0], d, device)
 
     def proved_sensitivity(self, *, num_clients: int, clip_norm: float, changed: int = 1) -> float:
@@ -121,10 +141,28 @@ class Composed(Rule):
         return Composed(self.before, self.rule.with_weights(weights))
 
     def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:
-        for step in self.before:
-            x = step(x, context)
-            context = step.context_after(context)
-        return self.rule.evaluate(x, context)
+        norms, factors = np.zeros(0), None  # of the rows: what they are to be multiplied by, and their norms after it
+        with ExitStack() as until_done:
+            for step in self.before:
+                if isinstance(step, RowScaling):
+                    step.check(x, context)
+                    if factors is None:
+                        norms, factors = np.sqrt(squared_norms(x)), np.ones(x.shape[0])
+                    scales = step.scales(norms)
+                    factors *= scales
+                    norms = np.multiply(norms, scales, where=np.isfinite(norms), out=norms)
+                else:
+                    x = step(self._scaled(x, factors, until_done), context)
+                    factors = None
+                context = step.context_after(context)
+            if factors is not None and isinstance(self.rule, _TakesScales):
+                return self.rule.aggregate_scaled(x, factors, context)
+            return self.rule.evaluate(self._scaled(x, factors, until_done), context)
+
+    def _scaled(self, x: Tensor, factors: Vector | None, until_done: ExitStack) -> Tensor:
+        if factors is None or bool((factors == 1.0).all()):
+            return x
+        return scale_rows(x, factors, until_done.enter_context(self._scratch.like(x)))
 
     def _capped(self, num_clients: int, clip_norm: float, *, changed: int) -> float:
         if self.needs_clipping or not self.lipschitz:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.aggregation.kernels import trimmed
+from common.aggregation.rows import combine
 from common.aggregation.rule import RoundContext, SumRule
 
 __all__ = ["Mean"]
@@ -47,3 +50,12 @@ class Mean(SumRule):
 
     def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:  # noqa: ARG002 - needs none
         return trimmed(x, 0, mean=True)
+
+    def aggregate_scaled(
+        self,
+        x: Tensor,
+        scales: NDArray[np.float64],
+        context: RoundContext | None,  # noqa: ARG002 - needs none
+    ) -> Tensor:
+        """float64 (d,): the mean of scales_i x_i; a row of scale 0 counts as zero, whatever stands there."""
+        return combine(x, scales / x.shape[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.aggregation.rows import combine, rough_squared_norms
@@ -61,10 +62,13 @@ class NormalizedMean(WeightedRule):
     def _capped(self, num_clients: int, clip_norm: float, *, changed: int) -> float:
         return self.proved_sensitivity(num_clients=num_clients, clip_norm=clip_norm, changed=changed)
 
-    def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:
-        weights = self.weights_of(x, context)
+    def factors(self, x: Tensor, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         squares = rough_squared_norms(x)
         direction = np.isfinite(squares) & (squares > 0.0)
         factors = np.zeros(len(weights))
         factors[direction] = weights[direction] * _JUST_BELOW_ONE / np.sqrt(squares[direction])
-        return combine(x, factors)
+        return factors
+
+    def aggregate_scaled(self, x: Tensor, scales: NDArray[np.float64], context: RoundContext | None) -> Tensor:
+        """float64 (d,): the same as of x, since scales change no direction; but a row of scale 0 counts as zero."""
+        return combine(x, self.factors(x, np.where(scales > 0.0, self.weights_of(x, context), 0.0)))

@@ -106,20 +106,24 @@ def rough_squared_norms(x: Tensor) -> Vector:
     return total
 
 
-def combine(x: Tensor, weights: Vector, order: Indices | None = None) -> Tensor:
-    """float64 (d,): Σ w_i x_i, added up in ``order`` (default: as they stand). Rows of weight 0 are not read."""
+def combine(x: Tensor, weights: Vector, order: Indices | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Σ w_i x_i, (d,), added up in float64 in ``order`` (default: as they stand). Rows of weight 0 are not read.
+
+    ``dtype`` is float64, or float32, to which the sums are then rounded once.
+    """
     used = np.flatnonzero(weights) if order is None else order[weights[order] != 0.0]
-    compiled = passes_for(x)
-    if compiled is None:
-        result = mix_in_float64(x, weights[None, used], used)[0]
+    if (compiled := passes_for(x)) is not None:
+        result, sound = compiled.combine(x, weights[used], used, dtype)
     else:
-        result = compiled.combine(x, weights[used], used).add_(0.0)
-    if bool(np.isfinite(result.numpy()).all() if on_cpu(x) else torch.isfinite(result).all()):
+        result = mix_in_float64(x, weights[None, used], used)[0]
+        sound = bool(np.isfinite(result.numpy()).all() if on_cpu(x) else torch.isfinite(result).all())
+        result = result.to(dtype)
+    if sound:
         return result
     finite = np.isfinite(squared_norms(x))
     if finite[used].all():
         return result
-    return combine(x, np.where(finite, weights, 0.0), order)
+    return combine(x, np.where(finite, weights, 0.0), order, dtype)
 
 
 def mix(x: Tensor, matrix: Vector, used: Indices) -> Tensor:
@@ -186,17 +190,18 @@ def products_of(part: Vector) -> Vector:
     return np.asarray(np.matmul(pieces, pieces.copy().transpose(0, 2, 1)).sum(axis=0) + rest @ rest.copy().T)
 
 
-def scale_rows(x: Tensor, scales: Vector) -> Tensor:
+def scale_rows(x: Tensor, scales: Vector, out: Tensor | None = None) -> Tensor:
     """float32 (n, d): each row times its scale in [0, 1]; 0 gives the zero row, whatever stood there.
 
     Without a scale other than 1 the rows are returned as they are, not copied. The norm of a row may come out too
-    large by a share of 2⁻²³, for rounding the scale and the products.
+    large by a share of 2⁻²³, for rounding the scale and the products. Else the result is in ``out``, if given:
+    contiguous, of the shape and device of ``x``, sharing no memory with it.
     """
     if bool((scales == 1.0).all()):
         return x
     if (compiled := passes_for(x)) is not None:
-        return compiled.scale_rows(x, scales)
-    result = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        return compiled.scale_rows(x, scales, out)
+    result = torch.empty(x.shape, dtype=torch.float32, device=x.device) if out is None else out
     for row, scale in enumerate(scales.tolist()):
         if scale == 0.0:
             result[row].zero_()

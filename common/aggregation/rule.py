@@ -269,6 +269,17 @@ class SumRule(Rule):
     def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:  # noqa: ARG002 - needs none
         return self.sum_of_kept(x).div_(self.divisor(x.shape[0]))
 
+    def evaluate(self, x: Tensor, context: RoundContext | None = None) -> Tensor:  # noqa: ARG002 - needs none
+        """float64 (d,): the kept sum over the divisor, not rounded to float32 first, as a call is.
+
+        Raises
+        ------
+        RuleError
+            As a call would.
+        """
+        total, divisor = self.kept_sum(x)
+        return total.div_(divisor)
+
     def proved_sensitivity(self, *, num_clients: int, clip_norm: float, changed: int = 1) -> float:
         self.require(num_clients)
         return changed * 2.0 * clip_norm / self.divisor(num_clients)

@@ -54,8 +54,12 @@ class WeightedMean(WeightedRule):
             raise RuleError(f"{self.name} states no sensitivity without weights: give them to the rule (with_weights)")
         return 2.0 * clip_norm * (self.largest_weights(num_clients, changed) + num_clients * 2.0**-52)
 
-    def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:
-        return combine(x, self.weights_of(x, context))
+    def factors(self, x: Tensor, weights: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002
+        return weights
+
+    def aggregate_scaled(self, x: Tensor, scales: NDArray[np.float64], context: RoundContext | None) -> Tensor:
+        """float64 (d,): the weighted mean of scales_i x_i; a row of scale 0 counts as zero, whatever stands there."""
+        return combine(x, scales * self.weights_of(x, context))
 
     def weights_of(self, x: Tensor, context: RoundContext | None) -> NDArray[np.float64]:
         if self.weights is None and (context is None or context.weights is None):

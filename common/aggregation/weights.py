@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.aggregation.rows import combine
 from common.aggregation.rule import RoundContext, Rule
 from common.errors import RuleError
 
@@ -18,7 +21,7 @@ __all__ = ["WeightedRule"]
 
 
 class WeightedRule(Rule):
-    """A rule with a weight α_i per identity: public, from the configuration, fixed before round 0.
+    """A combination of the rows by a weight α_i per identity: public, from the configuration, fixed before round 0.
 
     Weights may be given as sample counts: they are divided by their sum once, over the whole roster. They are never
     renormalised over those who answered, which would leak who did, so a row that is absent or zero takes its weight
@@ -33,6 +36,18 @@ class WeightedRule(Rule):
     def __init__(self, *, num_byzantine: int, weights: Sequence[float] | None = None) -> None:
         super().__init__(num_byzantine=num_byzantine)
         self.weights: NDArray[np.float64] | None = None if weights is None else self._normalised(weights)
+
+    @abstractmethod
+    def factors(self, x: Tensor, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """float64 (n,): what the rows of the combination are multiplied by; ``weights`` (n,) are their α."""
+
+    def aggregate(self, x: Tensor, context: RoundContext | None) -> Tensor:
+        return combine(x, self.factors(x, self.weights_of(x, context)))
+
+    def __call__(self, x: Tensor, context: RoundContext | None = None) -> Tensor:
+        self._check(x)  # as any rule; only that no pass of its own rounds the result
+        x = x.detach()
+        return combine(x, self.factors(x, self.weights_of(x, context)), dtype=torch.float32)
 
     def with_weights(self, weights: Sequence[float]) -> Self:
         weighted = copy.copy(self)

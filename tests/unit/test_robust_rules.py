@@ -594,7 +594,8 @@ def test_what_is_evaluated_in_float64_is_rounded_once():
         exact = rule.evaluate(x)
         assert exact.dtype == torch.float64
         assert torch.equal(exact.float(), rule(x))
-    assert not torch.equal(make_rule("trimmed_mean", num_byzantine=1).evaluate(x).float().double(), exact)
+        if name in ("mean", "trimmed_mean", "weighted_mean", "normalized_mean"):
+            assert not torch.equal(exact.float().double(), exact), name
 
 
 # What they state.

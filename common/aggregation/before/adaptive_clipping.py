@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
-from common.aggregation.before.clipping import clip_scales
-from common.aggregation.before.preparation import Preparation
-from common.aggregation.rows import scale_rows, squared_norms
-from common.aggregation.rule import RoundContext
+from common.aggregation.before.preparation import RowScaling, clip_scales
 
 __all__ = ["AdaptiveClipping"]
 
 
-class AdaptiveClipping(Preparation):
+class AdaptiveClipping(RowScaling):
     """Clip the k = ⌊2 f (n - f)/n⌋ longest rows to the norm of the (k + 1)-th longest.
 
     Allouah et al. 2024, "The Vital Role of Gradient Clipping in Byzantine-Resilient Distributed Learning" (arXiv
@@ -26,7 +23,7 @@ class AdaptiveClipping(Preparation):
     Robustness
         κ becomes κ + 2f/(n - 2f).
     Complexity
-        O(n d) time; a float32 (n, d) for the result, if any row is clipped.
+        O(n d) time; a float32 (n, d) for the result, if any row is clipped and the rule behind takes no scales.
 
     =============================  =======================================================
     edge case                      outcome
@@ -43,9 +40,6 @@ class AdaptiveClipping(Preparation):
     """
 
     name = "adaptive_clipping"
-    equivariant = False
-    keeps_identities = True
-    allowed_inside = False
 
     @property
     def minimum_clients(self) -> int:
@@ -54,9 +48,8 @@ class AdaptiveClipping(Preparation):
     def kappa_after(self, kappa: float, num_clients: int) -> float:
         return kappa + 2.0 * self.num_byzantine / (num_clients - 2 * self.num_byzantine)
 
-    def apply(self, x: Tensor, context: RoundContext | None) -> Tensor:  # noqa: ARG002 - needs none
-        n, f = x.shape[0], self.num_byzantine
-        norms = np.sqrt(squared_norms(x))
+    def scales(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+        n, f = len(norms), self.num_byzantine
         clipped = 2 * f * (n - f) // n
         counted = np.where(np.isfinite(norms), norms, 0.0)
-        return scale_rows(x, clip_scales(norms, float(np.sort(counted)[n - clipped - 1])))
+        return clip_scales(norms, float(np.sort(counted)[n - clipped - 1]))

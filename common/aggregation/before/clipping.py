@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from common.aggregation.before.preparation import FLOAT32_ROUNDING, Preparation
+from common.aggregation.before.preparation import FLOAT32_ROUNDING, RowScaling, clip_scales
 from common.aggregation.checks import positive
-from common.aggregation.rows import scale_rows, squared_norms
-from common.aggregation.rule import RoundContext
 
-__all__ = ["Clipping", "clip_scales"]
+__all__ = ["Clipping"]
 
 
-class Clipping(Preparation):
+class Clipping(RowScaling):
     """x_i ← x_i · min(1, c/‖x_i‖₂).
 
     Parameters
@@ -29,7 +26,7 @@ class Clipping(Preparation):
     Robustness
         A fixed radius is not (f, κ)-robust for any κ, whatever follows.
     Complexity
-        O(n d) time; a float32 (n, d) for the result, if any row is clipped.
+        O(n d) time; a float32 (n, d) for the result, if any row is clipped and the rule behind takes no scales.
 
     =============================  =======================================================
     edge case                      outcome
@@ -44,9 +41,6 @@ class Clipping(Preparation):
     """
 
     name = "clipping"
-    equivariant = False
-    keeps_identities = True
-    allowed_inside = False
 
     def __init__(self, *, num_byzantine: int, radius: float = 2.0) -> None:
         super().__init__(num_byzantine=num_byzantine)
@@ -60,13 +54,5 @@ class Clipping(Preparation):
     def bound_after(self, bound: float) -> float:
         return min(bound, self.radius * (1.0 + FLOAT32_ROUNDING))
 
-    def apply(self, x: Tensor, context: RoundContext | None) -> Tensor:  # noqa: ARG002 - needs none
-        return scale_rows(x, clip_scales(np.sqrt(squared_norms(x)), self.radius))
-
-
-def clip_scales(norms: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
-    """What to multiply each row by, so that its norm is at most ``radius``; 0 for a row that is not finite."""
-    scales = np.where(np.isfinite(norms), 1.0, 0.0)
-    longer = np.isfinite(norms) & (norms > radius)
-    scales[longer] = radius / norms[longer]
-    return scales
+    def scales(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+        return clip_scales(norms, self.radius)

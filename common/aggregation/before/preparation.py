@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from common.aggregation.rows import scale_rows, squared_norms
 from common.aggregation.rule import RoundContext
 from common.errors import RuleError
 
-__all__ = ["FLOAT32_ROUNDING", "Preparation"]
+__all__ = ["FLOAT32_ROUNDING", "Preparation", "RowScaling", "clip_scales"]
 
 FLOAT32_ROUNDING = 2.0**-22  # a share of a vector's norm, and more than a product in float32 can be off by
 
@@ -84,6 +87,11 @@ class Preparation(ABC):
         RuleError
             ``x`` is not float32 (n, d), has too few rows, or ``context`` lacks what the step needs.
         """
+        self.check(x, context)
+        return self.apply(x.detach(), context)
+
+    def check(self, x: Tensor, context: RoundContext | None) -> None:
+        """Refuse what :meth:`__call__` refuses."""
         if x.ndim != 2 or x.dtype != torch.float32:
             raise RuleError(f"{self.name} takes float32 (n, d); given {x.dtype} {tuple(x.shape)}")
         if x.shape[0] < self.minimum_clients:
@@ -91,4 +99,30 @@ class Preparation(ABC):
         missing = sorted(field for field in self.needs if getattr(context, field, None) is None)
         if missing:
             raise RuleError(f"{self.name} needs a RoundContext with {', '.join(missing)}")
-        return self.apply(x.detach(), context)
+
+
+class RowScaling(Preparation):
+    """A step that multiplies each row by a factor in [0, 1] which depends on norms alone.
+
+    A composition uses the factors where its rule takes them, instead of a scaled copy of all rows; see
+    :class:`~common.aggregation.composed.Composed`.
+    """
+
+    equivariant = False
+    keeps_identities = True
+    allowed_inside = False
+
+    @abstractmethod
+    def scales(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """float64 (n,): the factors, from norms (n,) that are not finite where the row is not; 0 for those."""
+
+    def apply(self, x: Tensor, context: RoundContext | None) -> Tensor:  # noqa: ARG002 - needs none
+        return scale_rows(x, self.scales(np.sqrt(squared_norms(x))))
+
+
+def clip_scales(norms: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """What to multiply each row by, so that its norm is at most ``radius``; 0 for a row that is not finite."""
+    scales = np.where(np.isfinite(norms), 1.0, 0.0)
+    longer = np.isfinite(norms) & (norms > radius)
+    scales[longer] = radius / norms[longer]
+    return scales
