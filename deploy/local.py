@@ -113,7 +113,12 @@ def stored_experiment(run_dir: Path) -> Experiment:
     """
     path = run_dir / "experiment.json"
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        if not path.exists() and (run_dir / "run.sqlite").exists():  # the readable copy was deleted
+            from ps.reader import RunReader
+
+            tree = dict(RunReader(run_dir).run.configuration)
+        else:
+            tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise StoreDamaged(f"{path}: cannot be read ({problem}); --run-dir must name the folder of a run") from None
     return experiment_from(tree, where=str(path))

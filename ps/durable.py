@@ -1,7 +1,6 @@
-"""What makes a file of the run folder last: durable writes, the lock, SQLite connections, and errors in sentences.
+"""What makes a run folder last: the lock, SQLite connections, and errors in sentences.
 
-The order is always the same: write to a temporary file, synchronise it, rename it, synchronise the directory. A
-reader therefore sees the old file or the new one, whole, whenever the process or the machine stops.
+Files are written by :mod:`common.durable`.
 """
 
 from __future__ import annotations
@@ -13,25 +12,22 @@ import shutil
 import sqlite3
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
+from common.durable import TEMPORARY, sync_directory
 from common.errors import RunFolderInUse, StoreDamaged, StoreUnwritable
 
 __all__ = [
-    "TEMPORARY",
     "FolderLock",
     "connect",
     "explaining",
     "reading",
-    "sync_directory",
     "transaction",
-    "write_durably",
 ]
 
-TEMPORARY = ".tmp"
 BUSY_S = 30.0
 
 _NO_SPACE = "free some space, then continue with --resume; everything committed before is safe"
@@ -64,6 +60,8 @@ _SQLITE_REMEDIES = (
     ("SQLITE_BUSY", "close the other program that has the database open, then continue with --resume"),
 )
 
+_NO_TEXT = "Could not decode to UTF-8"  # Python's own error, without a name
+
 
 @contextmanager
 def explaining(path: Path, doing: str, *, damaged: str = _RESTORE) -> Iterator[None]:
@@ -94,51 +92,14 @@ def explaining(path: Path, doing: str, *, damaged: str = _RESTORE) -> Iterator[N
     except sqlite3.Error as error:
         # Errors that SQLite did not raise itself (a value it cannot store) have no name.
         name = getattr(error, "sqlite_errorname", "") or ""
-        remedies = (*_SQLITE_REMEDIES, ("SQLITE_CORRUPT", damaged), ("SQLITE_NOTADB", damaged))
-        remedy = next((text for prefix, text in remedies if name.startswith(prefix)), _RETRY)
-        leaf = StoreDamaged if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) else StoreUnwritable
+        remedy = next((text for prefix, text in _SQLITE_REMEDIES if name.startswith(prefix)), _RETRY)
+        # Our statements are right: one that meets no such table or column (plain SQLITE_ERROR) meets a damaged schema.
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or name == "SQLITE_ERROR" or _NO_TEXT in str(error):
+            remedy = damaged
+        leaf = StoreDamaged if remedy is damaged else StoreUnwritable
         raise leaf(f"{path}: cannot {doing}: {error}; {remedy}") from error
-
-
-def sync_directory(folder: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, data: bytes | memoryview, *, written: Callable[[], None] = lambda: None) -> None:
-    """Write a whole file so that it is there, complete, after any crash; or not at all.
-
-    Parameters
-    ----------
-    path
-        The file's final name; an older file of that name is replaced in one step.
-    data
-        Its content.
-    written
-        Called when the content is durable under its temporary name (a fault point).
-
-    Raises
-    ------
-    OSError
-        The old state stands, and the temporary file is gone.
-    """
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        written()
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    except UnicodeDecodeError as error:  # SQLite quotes the damaged text in its own message, and Python gives up on it
+        raise StoreDamaged(f"{path}: cannot {doing}: it holds text that is not UTF-8; {damaged}") from error
 
 
 class FolderLock:

@@ -7,12 +7,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from common.durable import TEMPORARY, sync_directory, write_durably
 from common.errors import RunFolderExists, StoreDamaged
 from ps import journal
-from ps.durable import TEMPORARY, explaining, sync_directory, write_durably
-from ps.tensors import strays
+from ps.durable import explaining
+from ps.tensors import models_in, settle, unsettled_in
 
-__all__ = ["EXPERIMENT", "LOCK", "MODELS", "check_experiment", "clear", "lay_out", "refuse_orphans", "write_experiment"]
+__all__ = [
+    "EXPERIMENT",
+    "LOCK",
+    "MODELS",
+    "check_experiment",
+    "clear",
+    "lay_out",
+    "newest_model",
+    "refuse_orphans",
+    "refuse_rollback",
+    "write_experiment",
+]
 
 EXPERIMENT = "experiment.json"
 LOCK = "lock"
@@ -25,7 +37,8 @@ def lay_out(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (MODELS, "public", "operator"):
             (folder / name).mkdir(exist_ok=True)
-        (folder / "operator").chmod(0o700)
+        for private in (MODELS, "operator"):
+            (folder / private).chmod(0o700)
         sync_directory(folder)
         sync_directory(folder.parent)
 
@@ -77,8 +90,43 @@ def refuse_orphans(folder: Path) -> None:
         )
 
 
+def newest_model(folder: Path) -> int:
+    """The round of the newest committed model file; −1 when there is none."""
+    models = folder / MODELS
+    with explaining(models, "look for models of later rounds"):
+        return max(models_in(models).values(), default=-1) if models.is_dir() else -1
+
+
+def refuse_rollback(folder: Path, last: int, newest: int | None = None) -> None:
+    """Refuse a database that has forgotten rounds which its folder remembers.
+
+    SQLite itself does not notice: a write-ahead log that was cut off, or damaged anywhere, simply ends there.
+
+    Parameters
+    ----------
+    last
+        The last committed round; −1 when there is none.
+    newest
+        As :func:`newest_model` gave it *before* the database was read, where a server may be at work.
+
+    Raises
+    ------
+    StoreDamaged
+        There is the model of a later committed round. Going on would release that round a second time.
+    """
+    newest = newest_model(folder) if newest is None else newest
+    if newest > last:
+        raise StoreDamaged(
+            f"{folder / journal.FILE}: {f'ends at round {last}' if last >= 0 else 'is empty'}, but {MODELS}/ holds "
+            f"round {newest}: the database is older than its folder (restored, or its -wal file damaged or deleted?); "
+            "restore the whole folder as it was, or choose another --run-dir; going on would release rounds twice"
+        )
+
+
 def clear(folder: Path, last: int, keep: int) -> None:
-    """Remove temporary files, a model whose commit was cut short, and models too old to keep.
+    """Finish or remove what an interrupted round left, and remove models too old to keep.
+
+    Call :func:`refuse_rollback` before.
 
     Parameters
     ----------
@@ -86,25 +134,14 @@ def clear(folder: Path, last: int, keep: int) -> None:
         The last committed round; −1 when there is none.
     keep
         How many committed models stay.
-
-    Raises
-    ------
-    StoreDamaged
-        There are models the ledger does not know. One round beyond it is a commit that was cut short; more means
-        that the database is older than the folder, and going on would release those rounds a second time.
     """
     models = folder / MODELS
     with explaining(models, "clean up after an interrupted round"):
-        found = strays(models)
-        newest = max((made for made in found.values() if made is not None), default=last)
-        if newest > last + 1:
-            raise StoreDamaged(
-                f"{folder / journal.FILE}: {f'ends at round {last}' if last >= 0 else 'is empty'}, but {MODELS}/ holds "
-                f"round {newest}: the database is older than its folder (restored, or its -wal file deleted?); restore "
-                "the whole folder as it was, or choose another --run-dir; going on would release rounds twice"
-            )
-        for path, made in found.items():
-            if made is None or not last - keep < made <= last:
+        settle(models, last)
+        for path in unsettled_in(models):
+            path.unlink()
+        for path, made in models_in(models).items():
+            if made <= last - keep:
                 path.unlink()
         (folder / (EXPERIMENT + TEMPORARY)).unlink(missing_ok=True)
         sync_directory(models)

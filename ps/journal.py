@@ -42,6 +42,8 @@ GENESIS_HEAD = bytes(32)
 VERSION = 1
 APPLICATION_ID = 0x427A4C44  # "BzLD": what `file` and this module know the database by
 
+_REMEDY = "restore the whole run folder from a backup taken at its last round, or choose another --run-dir"
+
 LedgerRow = tuple[int, str, bytes]
 """Round of the model the row pays for, canonical JSON, head of the chain after it (32 bytes)."""
 
@@ -186,10 +188,25 @@ def set_status(connection: sqlite3.Connection, status: str, message: str) -> Non
 
 
 def run_record(connection: sqlite3.Connection) -> RunRecord:
-    run_id, fingerprint, configuration, keep, parameters, created_at = connection.execute(
-        "SELECT run_id, fingerprint, configuration, keep, parameters, created_at FROM run"
+    """What the run is.
+
+    Raises
+    ------
+    StoreDamaged
+        The stored configuration is none.
+    """
+    run_id, fingerprint, text, keep, parameters, created_at = connection.execute(
+        "SELECT CAST(run_id AS TEXT), CAST(fingerprint AS TEXT), CAST(configuration AS TEXT), keep, parameters, "
+        "created_at FROM run"
     ).fetchone()
-    return RunRecord(run_id, fingerprint, json.loads(configuration), keep, parameters, created_at)
+    try:
+        configuration = json.loads(text)
+        if not isinstance(configuration, dict):
+            raise ValueError("not a JSON object")
+    except ValueError as problem:
+        (_, _, path) = connection.execute("PRAGMA database_list").fetchone()
+        raise StoreDamaged(f"{path}: the stored configuration is damaged ({problem}); {_REMEDY}") from None
+    return RunRecord(run_id, fingerprint, configuration, keep, parameters, created_at)
 
 
 def run_status(connection: sqlite3.Connection) -> RunStatus:
@@ -198,13 +215,17 @@ def run_status(connection: sqlite3.Connection) -> RunStatus:
 
 
 def ledger(connection: sqlite3.Connection) -> list[LedgerRow]:
-    return connection.execute("SELECT round_id, entry, head FROM ledger ORDER BY round_id").fetchall()
+    # A flipped bit can change a value's type too; then it does not fit the chain.
+    return connection.execute(
+        "SELECT round_id, CAST(entry AS TEXT), CAST(head AS BLOB) FROM ledger ORDER BY round_id"
+    ).fetchall()
 
 
 def last_model(connection: sqlite3.Connection) -> tuple[int, TensorFile]:
     """The round and the file of the last committed model."""
     round_id, *file = connection.execute(
-        "SELECT round_id, file, sha256, size, parameters FROM models ORDER BY round_id DESC LIMIT 1"
+        "SELECT round_id, CAST(file AS TEXT), CAST(sha256 AS TEXT), size, parameters FROM models "
+        "ORDER BY round_id DESC LIMIT 1"
     ).fetchone()
     return round_id, TensorFile(*file)
 
@@ -217,22 +238,24 @@ def check_consistent(connection: sqlite3.Connection, path: Path) -> None:
     StoreDamaged
         Naming the first row that is wrong.
     """
-    remedy = "restore the whole run folder from a backup taken at its last round, or choose another --run-dir"
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
-        raise StoreDamaged(f"{path}: damaged ({verdict}); {remedy}")
+        raise StoreDamaged(f"{path}: damaged ({' '.join(verdict.split())}); {_REMEDY}")
     head = GENESIS_HEAD
     rows = ledger(connection)
     for expected, (round_id, entry, recorded) in enumerate(rows):
         if round_id != expected:
-            raise StoreDamaged(f"{path}: the ledger's row of round {expected} is missing; {remedy}")
+            raise StoreDamaged(f"{path}: the ledger's row of round {expected} is missing; {_REMEDY}")
         head = next_head(head, entry)
         if head != recorded:
-            raise StoreDamaged(f"{path}: the ledger's row of round {round_id} does not fit the hash chain; {remedy}")
+            raise StoreDamaged(f"{path}: the ledger's row of round {round_id} does not fit the hash chain; {_REMEDY}")
     models = [round_id for (round_id,) in connection.execute("SELECT round_id FROM models ORDER BY round_id")]
     progress = connection.execute("SELECT round_id FROM run").fetchone()
     if not rows or models != list(range(len(rows))) or progress != (len(rows) - 1,):
         raise StoreDamaged(
             f"{path}: the ledger has {len(rows)} rows, but there are {len(models)} models and the run is at round "
-            f"{progress[0] if progress else 'none'}; {remedy}"
+            f"{progress[0] if progress else 'none'}; {_REMEDY}"
         )
+    sizes = connection.execute("SELECT parameters FROM models UNION SELECT parameters FROM run").fetchall()
+    if len(sizes) != 1:
+        raise StoreDamaged(f"{path}: its models have {len(sizes)} different numbers of parameters; {_REMEDY}")

@@ -14,7 +14,7 @@ from typing import TypeVar
 from common.errors import StoreDamaged
 from ps import journal, records
 from ps.durable import explaining, reading
-from ps.folder import MODELS
+from ps.folder import MODELS, newest_model, refuse_rollback
 from ps.journal import LedgerRow, RunRecord, RunStatus
 from ps.records import EvaluationRecord, RefusalCount, RoundMetrics
 from ps.tensors import FloatVector, read_model
@@ -66,8 +66,11 @@ class RunReader:
         StoreDamaged
             Naming the first row that is wrong.
         """
+        newest = newest_model(self.folder)  # before the database is read: a running server adds to both
         self._committed(lambda connection: journal.check_consistent(connection, self.folder / journal.FILE))
-        return self.ledger_rows()[-1][2]
+        rows = self.ledger_rows()
+        refuse_rollback(self.folder, last=rows[-1][0], newest=newest)
+        return rows[-1][2]
 
     def last_model(self) -> tuple[int, FloatVector, FloatVector]:
         """The last committed model: its round, θ and R, checked against the row that was committed with it.

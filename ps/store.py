@@ -4,7 +4,7 @@
 
     experiment.json             the effective configuration, for people; run.sqlite holds it too
     run.sqlite                  ledger, models, progress: one transaction per round (WAL, synchronous=FULL)
-    models/model-<t>.safetensors  θ_t and R, the last few
+    models/model-<t>.safetensors  θ_t and R, the last few; ….prepared until the round is committed
     public/                     what may be shown: functions of the released aggregates and of the configuration
     operator/                   what may not: metrics, refusals (mode 0700)
     lock                        held while a server has the folder open
@@ -31,7 +31,7 @@ import numpy as np
 from common.errors import RunFolderExists, StoreDamaged, exit_code_of
 from ps import folder as layout
 from ps import journal, records, tensors
-from ps.durable import FolderLock, connect, explaining, transaction
+from ps.durable import FolderLock, connect, explaining, reading, transaction
 from ps.faults import Fault, no_fault
 from ps.journal import LedgerRow, RunRecord, RunStatus
 from ps.reader import RunReader
@@ -208,7 +208,9 @@ class RunStore:
         with ExitStack() as resources:
             store = cls(folder, resources, fault)
             store._run = run
-            store._take(create=True)
+            store._lock_up()
+            layout.refuse_orphans(folder)
+            store._connect(create=True)
             path = folder / journal.FILE
             with explaining(path, "create the run's database"):
                 try:
@@ -219,6 +221,7 @@ class RunStore:
                 raise RunFolderExists(
                     f"{folder}: holds a run already; continue it with --resume, or choose another --run-dir"
                 )
+            layout.refuse_rollback(folder, last=-1)
             layout.clear(folder, last=-1, keep=keep)
             layout.write_experiment(folder, configuration)
             store._open_records()
@@ -250,20 +253,24 @@ class RunStore:
             )
         with ExitStack() as resources:
             store = cls(folder, resources, fault)
-            store._take(create=False)
-            with explaining(path, "read the run's database"):
-                if not journal.begun(store._journal, path):
-                    layout.clear(folder, last=-1, keep=1)
+            store._lock_up()
+            # Read-only first: a refusal leaves the folder as it was, whatever could be restored in it included. (The
+            # last writer to close a database deletes its write-ahead log, damaged or not.)
+            with reading(path) as database:
+                if not journal.begun(database, path):
+                    layout.refuse_rollback(folder, last=-1)
                     raise StoreDamaged(
                         f"{path}: the run was cut short before it began; start it again without --resume"
                     )
-                journal.check_consistent(store._journal, path)
-                store._run = journal.run_record(store._journal)
-                round_id, expected = journal.last_model(store._journal)
-                head = journal.ledger(store._journal)[-1][2]
+                journal.check_consistent(database, path)
+                store._run = journal.run_record(database)
+                round_id, expected = journal.last_model(database)
+                head = journal.ledger(database)[-1][2]
             layout.check_experiment(folder, store.configuration)
-            layout.clear(folder, last=round_id, keep=store._run.keep)
+            layout.refuse_rollback(folder, round_id)
             theta, server_momentum = tensors.read_model(folder / layout.MODELS, expected)
+            store._connect(create=False)
+            layout.clear(folder, last=round_id, keep=store._run.keep)
             store._latest = CommittedRound(round_id, theta, server_momentum, head, seal=_SEAL)
             store._open_records()
             store._resources = resources.pop_all()
@@ -365,12 +372,11 @@ class RunStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _take(self, *, create: bool) -> None:
-        """The lock, then the database; both released again if what follows fails."""
+    def _lock_up(self) -> None:
         self._lock = FolderLock(self.folder / layout.LOCK)
         self._resources.callback(self._lock.close)
-        if create:
-            layout.refuse_orphans(self.folder)
+
+    def _connect(self, *, create: bool) -> None:
         path = self.folder / journal.FILE
         with explaining(path, "open the run's database"):
             self._journal = connect(path, synchronous="FULL", create=create)
@@ -424,4 +430,6 @@ class RunStore:
         self._latest = CommittedRound(prepared.round_id, theta, server_momentum, head, seal=_SEAL)
         self._in_doubt = False
         self._fault("after_commit")
+        with suppress(OSError):  # the round stands; the next open() does this again
+            tensors.settle(models, prepared.round_id)
         return self._latest

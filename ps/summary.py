@@ -42,11 +42,11 @@ def summarise(
 ) -> dict[str, Any]:
     """The summary of a run as JSON values.
 
-    Keys: ``status``, ``message``, ``private``, ``private_because``, ``premises``, ``neighbouring``,
-    ``rounds`` (published), ``final_accuracy`` (last model, whole test set), ``accuracy_last`` (mean, std, rounds averaged), ``accuracy_max``,
-    ``accuracy_curve`` ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: what is guaranteed),
-    ``epsilon_spent`` (of the releases made), ``epsilon_pld`` (``checked``: the same by an independent accountant),
-    ``noise_multiplier``, ``round_latency_s`` (p50, p95, max, mean seconds of each phase), ``bytes_down``,
+    Keys: ``status``, ``message``, ``private``, ``private_because``, ``premises``, ``neighbouring``, ``rounds``
+    (published), ``final_accuracy`` (last model, whole test set), ``accuracy_last`` (mean, std, rounds averaged),
+    ``accuracy_max``, ``accuracy_curve`` ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: what is
+    guaranteed), ``epsilon_spent`` (of the releases made), ``epsilon_pld`` (``checked``: the same by an independent
+    accountant), ``noise_multiplier``, ``round_latency_s`` (p50, p95, max, mean seconds of each phase), ``bytes_down``,
     ``bytes_up``, ``refusals`` (by kind), and what ``extra`` adds.
     """
     budget = Budget.of(ledger.genesis)

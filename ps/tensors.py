@@ -2,6 +2,9 @@
 
 ``models/model-<round>.safetensors`` holds the parameters θ under ``theta`` and the server momentum R under
 ``server_momentum``, both flat float32. Both are functions of what was released, so the file holds nothing un-noised.
+
+Until its round is committed the file is called ``….safetensors.prepared``. So the folder itself tells a round that was
+committed from one that was cut short, whatever has become of the database since.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,10 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
+from common.durable import TEMPORARY, write_durably
 from common.errors import StoreDamaged
-from ps.durable import TEMPORARY, explaining, write_durably
+from ps.durable import explaining
 
-__all__ = ["FloatVector", "TensorFile", "file_name", "read_model", "round_of", "strays", "write_model"]
+__all__ = ["FloatVector", "TensorFile", "file_name", "models_in", "read_model", "settle", "unsettled_in", "write_model"]
+
+PREPARED = ".prepared"
 
 THETA = "theta"
 SERVER_MOMENTUM = "server_momentum"
@@ -47,10 +54,26 @@ def file_name(round_id: int) -> str:
     return f"model-{round_id}.safetensors"
 
 
-def round_of(name: str) -> int | None:
-    """The round of a model file; None for any other file."""
-    match = re.fullmatch(r"model-(\d+)\.safetensors", name)
-    return int(match[1]) if match else None
+def models_in(folder: Path) -> dict[Path, int]:
+    """The models of committed rounds in ``models/``, with their rounds."""
+    matches = {path: re.fullmatch(r"model-(\d+)\.safetensors", path.name) for path in sorted(folder.iterdir())}
+    return {path: int(match[1]) for path, match in matches.items() if match}
+
+
+def unsettled_in(folder: Path) -> list[Path]:
+    """What interrupted rounds left in ``models/``: prepared models, and files that were being written."""
+    return [path for path in sorted(folder.iterdir()) if path.name.endswith((PREPARED, TEMPORARY))]
+
+
+def settle(folder: Path, round_id: int) -> None:
+    """The round is committed: give its file its name, unless it has it.
+
+    Not synchronised: should the machine stop now, the database knows better, and this is done again.
+    """
+    path = folder / file_name(round_id)
+    if not path.exists():
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + PREPARED).replace(path)
 
 
 def _vectors(data: bytes) -> tuple[FloatVector, FloatVector]:
@@ -70,7 +93,7 @@ def _vectors(data: bytes) -> tuple[FloatVector, FloatVector]:
 def write_model(
     folder: Path, round_id: int, theta: FloatVector, server_momentum: FloatVector, *, written: Callable[[], None]
 ) -> tuple[TensorFile, FloatVector, FloatVector]:
-    """Write the file of one round durably.
+    """Write the file of one round durably, as a prepared one: see :func:`settle`.
 
     Parameters
     ----------
@@ -95,13 +118,14 @@ def write_model(
     vectors = {THETA: np.ascontiguousarray(theta), SERVER_MOMENTUM: np.ascontiguousarray(server_momentum)}
     data = save(vectors, metadata={"round": str(round_id)})
     name = file_name(round_id)
+    path = folder / (name + PREPARED)
     if len(data) < HASHED_BESIDE:
-        write_durably(folder / name, data, written=written)
+        write_durably(path, data, written=written)
         digest = sha256(data).hexdigest()
     else:
         with ThreadPoolExecutor(max_workers=1) as beside:
             hashing = beside.submit(sha256, data)
-            write_durably(folder / name, data, written=written)
+            write_durably(path, data, written=written)
             digest = hashing.result().hexdigest()
     return TensorFile(name, digest, len(data), theta.size), *_vectors(data)
 
@@ -125,10 +149,15 @@ def read_model(folder: Path, expected: TensorFile) -> tuple[FloatVector, FloatVe
         "restore this file from a backup; the run cannot go on from an older model, which would release a round "
         "twice, and a new run needs another --run-dir"
     )
-    if not path.is_file():
-        raise StoreDamaged(f"{path}: the model of the last committed round is missing; {remedy}")
+    data = None
     with explaining(path, "read the model of the last committed round"):
-        data = path.read_bytes()
+        # A server that died between its commit and settle() left the prepared file; one that lives may rename it now.
+        for candidate in (path, path.with_name(path.name + PREPARED), path):
+            if data is None and candidate.is_file():
+                with suppress(FileNotFoundError):
+                    data = candidate.read_bytes()
+    if data is None:
+        raise StoreDamaged(f"{path}: the model of the last committed round is missing; {remedy}")
     if len(data) != expected.size:
         raise StoreDamaged(f"{path}: torn: {len(data)} bytes, but {expected.size} were committed; {remedy}")
     found = sha256(data).hexdigest()
@@ -140,9 +169,3 @@ def read_model(folder: Path, expected: TensorFile) -> tuple[FloatVector, FloatVe
     if not theta.size == server_momentum.size == expected.parameters:
         raise StoreDamaged(f"{path}: expected two vectors of {expected.parameters} entries; {remedy}")
     return theta, server_momentum
-
-
-def strays(folder: Path) -> dict[Path, int | None]:
-    """Model files with their rounds, and unfinished temporary files (None)."""
-    found = {path: round_of(path.name) for path in sorted(folder.iterdir())}
-    return {path: made for path, made in found.items() if made is not None or path.name.endswith(TEMPORARY)}

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from common.errors import StoreDamaged
+from ps.durable import explaining
 
 __all__ = ["issue_tokens", "load_hashes", "save_hashes"]
 
@@ -28,24 +29,32 @@ def save_hashes(folder: Path, hashes: Mapping[int, bytes]) -> None:
     _write_secret(folder / HASHES, {client_id: value.hex() for client_id, value in hashes.items()})
 
 
-def load_hashes(folder: Path) -> dict[int, bytes]:
-    """The hashes a run was started with.
+def load_hashes(folder: Path) -> dict[int, bytes] | None:
+    """The hashes a run was started with; None if there are none (it was killed just after it began).
 
     Raises
     ------
     StoreDamaged
-        The file is missing or not what :func:`save_hashes` wrote.
+        The file is not what :func:`save_hashes` wrote.
     """
     path = folder / HASHES
     try:
         stored = json.loads(path.read_text())
         return {int(client_id): bytes.fromhex(value) for client_id, value in stored.items()}
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, AttributeError, TypeError) as problem:
-        raise StoreDamaged(f"{path}: the join tokens' hashes cannot be read ({problem})") from None
+        raise StoreDamaged(
+            f"{path}: the join tokens' hashes cannot be read ({problem}); restore the file, or delete it: --resume "
+            "then makes new tokens, which the clients have to be given"
+        ) from None
 
 
 def _write_secret(path: Path, content: Mapping[int, str]) -> None:
     text = json.dumps({str(key): value for key, value in content.items()}, indent=0)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text + "\n")
+    new = path.with_suffix(".new")
+    with explaining(path, "write the join tokens"):
+        new.unlink(missing_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text + "\n")
+        new.replace(path)  # whole, or not at all

@@ -125,12 +125,23 @@ class Child:
 
 
 class ServerProcess(Child):
-    """A parameter server in a process of its own."""
+    """A parameter server in a process of its own.
 
-    def __init__(self, experiment: Experiment, folder: Path, *, run_dir: Path | None = None, resume: bool = False):
+    ``dies_at`` is a fault plan: the name of a point (see :mod:`ps.faults`), and which visit there ends it by SIGKILL.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        *,
+        run_dir: Path | None = None,
+        resume: bool = False,
+        dies_at: tuple[str, int] | None = None,
+    ):
         self.experiment, self.run_dir = experiment, run_dir or folder / "run"
         name = f"ps-{len(list(folder.glob('ps-*.log')))}" if folder.exists() else "ps-0"
-        super().__init__(folder, name, _serve, experiment, self.run_dir, resume)
+        super().__init__(folder, name, _serve, experiment, self.run_dir, resume, dies_at)
 
     def listening(self) -> ServerProcess:
         """Wait until it listens; returns itself."""
@@ -174,6 +185,13 @@ class ServerProcess(Child):
     def theta(self) -> np.ndarray:
         """The last committed model, from the run folder."""
         return theta_of(self.run_dir)
+
+    def died(self) -> str:
+        """Wait until its fault plan has killed it; returns the point it died at."""
+        code = self.exit_code()
+        assert code == -signal.SIGKILL, f"it ended with {code}:\n{self.log()}"
+        (last,) = self.events("dies")
+        return str(last["at"])
 
     def stop(self) -> dict[str, Any]:
         """SIGTERM; returns the summary."""
@@ -240,13 +258,23 @@ def _run_child(target: Callable[..., None], arguments: Sequence[object], events:
         sys.exit(1)
 
 
-def _serve(say: Callable[..., None], experiment: Experiment, run_dir: Path, resume: bool) -> None:
+def _serve(
+    say: Callable[..., None], experiment: Experiment, run_dir: Path, resume: bool, dies_at: tuple[str, int] | None
+) -> None:
     from common.learning.task import build_task
     from ps.main import run_parameter_server
 
     task = build_task(experiment)
     say({"event": "task", "schema_hash": task.schema_hash.hex(), "num_parameters": task.num_parameters})
-    run_parameter_server(experiment, run_dir, resume=resume, report=say)
+    visits: Counter[str] = Counter()
+
+    def fault(point: str) -> None:
+        visits[point] += 1
+        if (point, visits[point]) == dies_at:
+            say({"event": "dies", "at": point})
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run_parameter_server(experiment, run_dir, resume=resume, report=say, fault=fault)
 
 
 def _take_part(say: Callable[..., None], experiment: Experiment, address: str, tokens: Mapping[int, str]) -> None:

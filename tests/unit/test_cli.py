@@ -10,6 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from federations import small_experiment
+from made_run import make_run
 from typer.testing import CliRunner
 
 from common.config import experiment_from, load_experiment, ready_experiments
@@ -295,6 +297,13 @@ def test_what_a_run_promised_does_not_change_on_a_resume(
     result = CliRunner().invoke(cli.app, ["run", "--resume", "--run-dir", str(tmp_path), "--set", change])
     assert isinstance(result.exception, ConfigError)
     assert change.partition("=")[0] in str(result.exception)
+
+
+def test_a_deleted_copy_of_the_configuration_is_taken_from_the_database(launched: dict, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", small_experiment(training={"rounds": 2}))
+    (run / "experiment.json").unlink()
+    invoke("run", "--resume", "--run-dir", str(run))
+    assert launched["experiment"].training.rounds == 2
 
 
 def test_two_runs_of_the_same_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import errno
+import inspect
 import json
 import math
 import os
 import pickle
+import random
 import re
 import shutil
 import sqlite3
 import tempfile
 import threading
+import typing
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import ps.store
 from common.errors import RunFolderExists, RunFolderInUse, StoreDamaged, StoreUnwritable
+from ps.coordinator import Coordinator
+from ps.round_maker import RoundMaker
 from ps.store import CommittedRound, EvaluationRecord, PreparedRound, RefusalCount, RoundMetrics, RunReader, RunStore
 
 D = 1_000
@@ -195,6 +203,46 @@ def test_a_committed_round_cannot_be_made_anywhere_else(tmp_path):
         assert not hasattr(first, "__dict__")
 
 
+def test_the_seal_of_a_committed_round_is_named_in_the_stores_own_module_only():
+    root = Path(ps.store.__file__).parent.parent
+    sources = [
+        path
+        for package in ("ps", "common", "client", "adversary", "deploy")
+        for path in root.glob(f"{package}/**/*.py")
+    ]
+    assert len(sources) > 100
+    for path in sources:
+        words = {
+            word
+            for node in ast.walk(ast.parse(path.read_text()))
+            for word in (getattr(node, field, None) for field in ("id", "attr", "arg", "name"))
+            if isinstance(word, str)
+        }
+        assert ("_SEAL" in words) == (path == Path(ps.store.__file__)), path
+        assert not words & {"seal"} or path == Path(ps.store.__file__), path
+
+
+def test_what_clients_are_sent_is_made_of_a_committed_round_and_in_one_place():
+    hints = typing.get_type_hints(Coordinator._publish) | {"made": typing.get_type_hints(RoundMaker.make)["return"]}
+    assert hints["committed"] is CommittedRound
+    assert typing.get_args(hints["made"])[0] is CommittedRound
+    assert typing.get_type_hints(RunStore.commit)["return"] is CommittedRound
+    text = Path(inspect.getfile(Coordinator)).read_text()
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    filled = {
+        function.name
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and node.attr == "_broadcast" and isinstance(node.ctx, ast.Store)
+    }
+    assert filled == {"__init__", "_publish"}
+    assert "cast(" not in text
+    assert "type: ignore" not in text
+    with pytest.raises(AttributeError, match="head"):  # a round that is only prepared lacks what a model travels with
+        Coordinator._publish(SimpleNamespace(members=SimpleNamespace(schema_hash=bytes(32))), prepared(1))
+
+
 # --- creating
 
 
@@ -329,6 +377,61 @@ def test_a_database_older_than_its_folder_is_refused_before_anything_is_deleted(
     assert sorted(os.listdir(tmp_path / "run" / "models")) == [f"model-{kept}.safetensors" for kept in (2, 3, 4)]
 
 
+def test_a_database_that_forgot_its_last_round_is_refused_since_that_round_would_be_noised_again(tmp_path):
+    store, _ = create(tmp_path / "run")
+    with store:
+        for round_id in range(1, 6):
+            before = (tmp_path / "run" / "run.sqlite-wal").read_bytes()
+            store.commit(prepared(round_id))
+        shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    killed = tmp_path / "killed"
+    whole = (killed / "run.sqlite-wal").read_bytes()
+    assert whole.startswith(before[: len(before) // 2])
+    for damaged in (whole[:-1], whole[: len(before)], whole[: len(before) + 100] + b"x" + whole[len(before) + 101 :]):
+        (killed / "run.sqlite-wal").write_bytes(damaged)
+        files = snapshot(killed)
+        with pytest.raises(StoreDamaged, match=r"ends at round 4, but models/ holds round 5.*-wal file.*twice"):
+            RunStore.open(killed)
+        assert snapshot(killed) == files, "what might still be restored was touched"
+    (killed / "run.sqlite-wal").write_bytes(whole)
+    with RunStore.open(killed) as store:
+        assert is_round(store.latest(), 5)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file that says something about the run."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("lock", "run.sqlite-shm")
+    }
+
+
+@pytest.mark.parametrize("table", ["run", "ledger", "models"])
+def test_a_flipped_bit_of_the_database_is_refused_by_name_or_changes_nothing(folder, table):
+    whole = (folder / "run.sqlite").read_bytes()
+    with database(folder) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", [table]).fetchone()
+    size = 4096
+    used = [at for at in range((page - 1) * size, page * size) if whole[at]]
+    dice, refused = random.Random(table), 0
+    for at in dice.sample(used, 40):
+        data = bytearray(whole)
+        data[at] ^= 1 << dice.randrange(8)
+        (folder / "run.sqlite").write_bytes(data)
+        try:
+            with RunStore.open(folder) as store:
+                latest, rows = store.latest(), store.ledger_rows()
+                if store.configuration != CONFIGURATION:
+                    pytest.fail("the configuration was changed unnoticed")
+            assert is_round(latest, 5)
+            assert [text for _, text, _ in rows] == [entry(number) for number in range(6)]
+        except StoreDamaged as damage:
+            refused += any(name in str(damage) for name in ("run.sqlite", "model-5", "experiment.json"))
+    assert refused > {"run": 10, "ledger": 30, "models": 0}[table]
+    assert {path.name for path in (folder / "models").iterdir()} == {f"model-{t}.safetensors" for t in (3, 4, 5)}
+
+
 def test_a_lost_copy_of_the_configuration_is_written_again(folder):
     (folder / "experiment.json").unlink()
     RunStore.open(folder).close()
@@ -336,8 +439,8 @@ def test_a_lost_copy_of_the_configuration_is_written_again(folder):
 
 
 def test_what_an_interrupted_round_left_is_removed_when_the_run_is_taken_up(folder):
-    (folder / "models" / "model-6.safetensors").write_bytes(b"uncommitted")
-    (folder / "models" / "model-6.safetensors.tmp").write_bytes(b"torn")
+    (folder / "models" / "model-6.safetensors.prepared").write_bytes(b"uncommitted")
+    (folder / "models" / "model-6.safetensors.prepared.tmp").write_bytes(b"torn")
     (folder / "models" / "notes.txt").write_text("mine")
     RunStore.open(folder).close()
     kept = [f"model-{kept}.safetensors" for kept in (3, 4, 5)]

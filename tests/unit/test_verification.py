@@ -179,6 +179,21 @@ def test_a_model_that_is_not_the_committed_one_is_found(run):
     assert "model-12.safetensors" in failed(run)["model"]
 
 
+def test_a_database_older_than_its_models_is_a_rollback_that_verify_sees(run):
+    newest = run / "models" / "model-12.safetensors"
+    shutil.copy(newest, newest.with_name("model-13.safetensors"))
+    with pytest.raises(StoreDamaged, match="older than its folder"):
+        verify_run(run)
+
+
+def test_a_run_folder_shows_others_only_what_is_public(run, sound):
+    def mode(name):
+        return (sound / name).stat().st_mode & 0o777
+
+    assert (mode("run.sqlite"), mode("models"), mode("operator")) == (0o600, 0o700, 0o700)
+    assert mode("public") & 0o055 == 0o055
+
+
 def test_a_remembered_head_names_its_round_and_a_foreign_one_is_a_rollback(sound, tmp_path):
     rows = RunReader(sound).ledger_rows()
     assert verify_run(sound, remembered=rows[7][2].hex().upper()).remembered_round == 7
