@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from common.config import Experiment
 from common.errors import ConfigError
 from common.learning.task import build_task, single_threaded
 from common.rpc.addresses import parse_address, refuse_insecure
+from common.rpc.credentials import channel_as, refuse_unusable
 
 __all__ = ["attack_of", "own_momenta", "run_adversary"]
 
@@ -58,7 +60,11 @@ def run_adversary(
     ByzULDPError
         A leaf that says why this process cannot take part (any longer).
     """
-    refuse_insecure(parse_address(address, setting="the PS's address"), insecure=experiment.network.insecure)
+    network = experiment.network
+    refuse_insecure(
+        parse_address(address, setting="the PS's address"), insecure=network.insecure, tls=network.tls.enabled
+    )
+    refuse_unusable(network.tls, tokens)
     single_threaded()
     attack, ids = attack_of(experiment), sorted(tokens)
     task = build_task(experiment)
@@ -100,12 +106,13 @@ def _knowledge(
                     'attack.knowledge = "omniscient" needs the wiretap\'s address, which the parameter server prints; '
                     "give it with --wiretap"
                 )
-            address = parse_address(wiretap_address, setting="the wiretap's address")
-            refuse_insecure(address, insecure=experiment.network.insecure)
+            address, network = parse_address(wiretap_address, setting="the wiretap's address"), experiment.network
+            refuse_insecure(address, insecure=network.insecure, tls=network.tls.enabled)
             return Omniscient(
                 wiretap_address,
                 lambda: exchange.callers,
                 num_parameters=num_parameters,
                 chunk_bytes=experiment.network.chunk_bytes,
                 wait_s=experiment.network.rpc_deadline_s,
+                channel=partial(channel_as, network=network),
             )

@@ -30,6 +30,8 @@ class Omniscient:
         The wiretap's ``host:port``.
     callers
         Gives the adversary's member identities: the wiretap lets members in.
+    channel
+        Opens a channel to an address as one of them; default an unprotected one.
     """
 
     def __init__(
@@ -40,9 +42,13 @@ class Omniscient:
         num_parameters: int,
         chunk_bytes: int,
         wait_s: float,
+        channel: Callable[[str, int], grpc.aio.Channel] | None = None,
     ) -> None:
         self._address, self._callers = address, callers
-        self._num_parameters, self._chunk_bytes, self._wait_s = num_parameters, chunk_bytes, wait_s
+        self._num_parameters, self._wait_s = num_parameters, wait_s
+        self._channel = channel or (
+            lambda address, _: grpc.aio.insecure_channel(address, options=channel_options(chunk_bytes))
+        )
 
     async def estimate(self, round_id: int, own: torch.Tensor) -> torch.Tensor:
         """The honest momenta (h, d); the colluders' own if the round closed before they could be read.
@@ -74,7 +80,7 @@ class Omniscient:
         """The honest momenta of a round: none of them when it is over, None when they are not there yet."""
         caller = next(iter(self._callers().values()))
         rows: list[torch.Tensor] = []
-        async with grpc.aio.insecure_channel(self._address, options=channel_options(self._chunk_bytes)) as channel:
+        async with self._channel(self._address, caller.client_id) as channel:
             call = WiretapStub(channel).Tap(
                 tap.TapRequest(caller=caller, round_id=round_id, wait_s=self._wait_s), timeout=2 * self._wait_s
             )

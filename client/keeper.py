@@ -87,6 +87,8 @@ class Keeper:
         """See :meth:`client.memory.Memory.joined`: reserves the run's cost, and restores its momenta."""
         if terms.run_id != self._run_id:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._admit, terms)
+        else:
+            self._kept.lifetime.reserve(self._charge(terms))  # refuses the same run in other terms
         return self._kept.seen.get(terms.run_id, NEVER)
 
     def saw(self, run_id: str, seen: Seen) -> None:
@@ -112,6 +114,8 @@ class Keeper:
         if outcome is not None and outcome.status in FINAL:
             self._kept = replace(self._kept, lifetime=self._kept.lifetime.settle(self._run_id, outcome.releases))
         await asyncio.get_running_loop().run_in_executor(self._thread, self._write_or_warn, self._now())
+        if (seen := self._kept.seen.get(self._run_id)) is not None:
+            log.info("last model seen: round %d, ledger head %s", seen.round_id, seen.head.hex())
         delta = self._experiment.client.lifetime_delta
         log.info(
             "all runs with the parameter server %s so far: epsilon = %.4g at delta = %g%s",
@@ -124,15 +128,8 @@ class Keeper:
     # ---------------------------------------------------------------- on the thread that writes
 
     def _admit(self, terms: RunTerms) -> None:
-        privacy, client = self._experiment.privacy, self._experiment.client
-        secret = privacy.noise_seed is None  # a seed that is known takes the noise away again
-        run = Charge.planned(
-            terms.run_id,
-            self._server,
-            terms.noise_multiplier if secret else 0.0,
-            terms.rounds,
-            discrete=privacy.noise == "discrete",
-        )
+        client = self._experiment.client
+        run = self._charge(terms)
         limit = None if client.lifetime_epsilon is None else Limit(client.lifetime_epsilon, client.lifetime_delta)
         lifetime = self._kept.lifetime.reserve(run, limit)
         momenta = self._usable_momenta(terms.run_id)
@@ -142,6 +139,18 @@ class Keeper:
             self._file.write(kept)
         restore(self._crew, momenta)
         self._kept, self._run_id = replace(kept, momenta={}), terms.run_id  # the crew holds them now
+
+    def _charge(self, terms: RunTerms) -> Charge:
+        """What a run costs, as planned."""
+        privacy = self._experiment.privacy
+        secret = privacy.noise_seed is None  # a seed that is known takes the noise away again
+        return Charge.planned(
+            terms.run_id,
+            self._server,
+            terms.noise_multiplier if secret else 0.0,
+            terms.rounds,
+            discrete=privacy.noise == "discrete",
+        )
 
     def _usable_momenta(self, run_id: str) -> dict[int, Held]:
         """Those of this run, model and crew; what is left aside is said."""

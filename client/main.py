@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +22,7 @@ from common.config import Experiment
 from common.errors import Interrupted
 from common.learning.task import build_task, single_threaded
 from common.rpc.addresses import parse_address, refuse_insecure
+from common.rpc.credentials import refuse_unusable
 
 __all__ = ["run_client"]
 
@@ -31,15 +32,24 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_client(
-    experiment: Experiment, *, address: str, tokens: Mapping[int, str], state: Path | None = None
+    experiment: Experiment,
+    *,
+    address: str,
+    tokens: Mapping[int, str],
+    state: Path | None = None,
+    witness: Callable[[PublishedModel], None] | None = None,
 ) -> Outcome:
     """Take part in a run as the identities that ``tokens`` names, until it ends.
 
     Parameters
     ----------
+    tokens
+        Each identity's join token; with TLS it may be empty.
     state
         The file that keeps momenta and the privacy total from one life of this client to the next; None: nothing is
         kept, and a client that comes back starts from m = 0.
+    witness
+        Told of every model that came and was not refused, one that came twice included. Must not take long.
 
     Raises
     ------
@@ -48,7 +58,11 @@ def run_client(
     ByzULDPError
         Another leaf that says why this process cannot take part (any longer).
     """
-    refuse_insecure(parse_address(address, setting="the PS's address"), insecure=experiment.network.insecure)
+    network = experiment.network
+    refuse_insecure(
+        parse_address(address, setting="the PS's address"), insecure=network.insecure, tls=network.tls.enabled
+    )
+    refuse_unusable(network.tls, tokens)
     refuse_limit_without_state(experiment, state)
     single_threaded()
     task = build_task(experiment)
@@ -63,6 +77,8 @@ def run_client(
         computing = resources.enter_context(ThreadPoolExecutor(1, thread_name_prefix="gradient"))
 
         async def produce(model: PublishedModel) -> AsyncIterator[tuple[int, Momentum]]:
+            if witness is not None:
+                witness(model)
             loop = asyncio.get_running_loop()
             # On the same thread: a gradient of a round that was given up may still be under way.
             await loop.run_in_executor(computing, task.model.set_parameters, model.theta)

@@ -31,6 +31,7 @@ from common.errors import ConfigError
 from common.schedules import Schedule, parse_schedule
 
 __all__ = [
+    "SCHEDULE",
     "Aggregation",
     "Attack",
     "Client",
@@ -41,6 +42,7 @@ __all__ = [
     "Model",
     "Network",
     "Privacy",
+    "Tls",
     "Training",
     "digest_of",
     "load_experiment",
@@ -235,12 +237,45 @@ class Model(_Section):
     frozen_buffers: bool = Field(default=False, description="running statistics stay as they are at the start")
 
 
+class Tls(_Section):
+    """Certificates: with them every connection is encrypted, and both of its ends are known. One process's own.
+
+    ``{id}`` in ``certificate`` and ``key`` stands for a client's id: a process has a certificate for each identity it
+    holds.
+    """
+
+    ca: Path | None = Field(default=None, description="PEM file of the authorities whose certificates are accepted")
+    certificate: str | None = Field(default=None, min_length=1, description="PEM file; {id} is a client's id")
+    key: str | None = Field(default=None, min_length=1, description="PEM file of its private key; {id} as above")
+    server_name: str | None = Field(
+        default=None, min_length=1, description="clients: the name in the PS's certificate; default the address's host"
+    )
+    roster: Path | None = Field(
+        default=None, description="PS: TOML file of who may join; default all with certificates"
+    )
+    revoked: Path | None = Field(default=None, description="PS: file of revoked serial numbers, one a line")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Tls:
+        missing = [name for name in ("ca", "certificate", "key") if getattr(self, name) is None]
+        if 0 < len(missing) < 3:
+            raise ValueError(f"{' and '.join(missing)} missing: TLS needs ca, certificate and key")
+        if missing and (self.roster or self.revoked or self.server_name):
+            raise ValueError("roster, revoked and server_name go with ca, certificate and key")
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        return self.ca is not None
+
+
 class Network(_Section):
     """Addresses, deadlines and sizes. Every wait has one of these as its end."""
 
     address: str = Field(default="127.0.0.1:0", description="host:port; port 0 lets the system choose")
     insecure: bool = Field(default=False, description="allow an address beyond loopback without TLS")
     join_deadline_s: Positive = Field(default=120.0, description="for all clients to join, before round 0")
+    join_grace_s: Positive = Field(default=15.0, description="once n - f have joined: for the others, at least")
     round_deadline_s: Positive = Field(default=60.0, description="for a round to collect its momenta")
     throughput_floor: Positive = Field(default=1e6, description="bytes/s; lengthens the round deadline of big models")
     grace_factor: Positive = Field(default=1.0, description="after the quorum answered: wait this multiple of its time")
@@ -254,8 +289,22 @@ class Network(_Section):
     liveness_s: Positive = Field(default=15.0, description="without a heartbeat for so long, a member is dead")
     server_gone_s: Positive = Field(default=60.0, description="a client gives up after so long without the PS")
     leave_deadline_s: Positive = Field(default=10.0, description="the PS waits for clients to hear the run's end")
+    keepalive_s: float = Field(default=5.0, ge=0.5, description="a connection that is silent for so long is pinged")
+    keepalive_timeout_s: Positive = Field(default=5.0, description="without an answer for so long, it is given up")
     chunk_bytes: int = Field(default=1 << 20, ge=1 << 10, le=1 << 25)
     max_model_bytes: int = Field(default=4 << 30, ge=4)
+    max_metadata_bytes: int = Field(default=8 << 10, ge=1 << 10, le=1 << 20, description="of one call")
+    max_clients: int = Field(default=10_000, ge=1, description="a larger federation is not served")
+    max_streams_per_client: int = Field(default=8, ge=3, description="calls that an identity may have open at once")
+    max_streams_per_connection: int = Field(default=256, ge=4, description="further ones wait at the client")
+    max_strangers: int | None = Field(
+        default=None, ge=1, description="open calls that have not shown whose they are; default 64 and two a client"
+    )
+    max_connections: int | None = Field(default=None, ge=1, description="default 64 and two a client")
+    max_memory_bytes: int | None = Field(
+        default=None, ge=1, description="the PS does not start if it could need more (docs/limits.md)"
+    )
+    tls: Tls = Tls()
 
     def deadline_of_round(self, model_bytes: int, num_clients: int) -> float:
         """Seconds a round may collect: grows with the bytes that must travel both ways."""
@@ -314,6 +363,11 @@ class Experiment(_Section):
         if privacy.round_timing == "fixed":
             if privacy.epsilon is None:
                 raise ValueError('privacy.round_timing = "fixed" is for private runs: set privacy.epsilon')
+            if network.publish_margin_s < 0.1:
+                raise ValueError(
+                    f"network.publish_margin_s = {network.publish_margin_s:g}: expected at least 0.1 s, in which a "
+                    "round is aggregated, noised and committed"
+                )
             if network.publish_margin_s >= network.round_period_s:
                 raise ValueError(
                     f"network.publish_margin_s = {network.publish_margin_s:g} must be smaller than "
@@ -385,9 +439,15 @@ class Experiment(_Section):
         ]
 
 
+SCHEDULE = ("join_deadline_s", "round_period_s", "publish_margin_s")
+"""Of ``[network]``: when rounds open, close and are published with ``privacy.round_timing = "fixed"``."""
+
+
 def digest_of(configuration: Mapping[str, Any]) -> str:
-    """SHA-256 (64 hex digits) of a whole configuration but its ``network`` section, which may change later."""
+    """SHA-256 (64 hex digits) of a whole configuration; of its ``network`` section, which may change later, only the
+    public schedule."""
     kept = {section: values for section, values in configuration.items() if section != "network"}
+    kept["network"] = {key: configuration.get("network", {}).get(key) for key in SCHEDULE}
     return sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -478,6 +538,8 @@ def _explain(item: Any) -> str:
     if item["type"] == "missing":
         return f"{where}: missing"
     message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "tuple_type":
+        message = "expected a list, for instance [...]"
     given = item["input"]
     shown = "" if isinstance(given, dict) or not where else f"{where} = {given!r}: "
     return f"{shown}{message}" if shown else (f"{where}: {message}" if where else message)
@@ -493,10 +555,17 @@ def _nearest_key(location: tuple[str | int, ...]) -> str:
     everywhere = {key: name for name, field in Experiment.model_fields.items() for key in _keys(field.annotation)}
     if str(location[-1]) in everywhere:
         return f"it belongs to [{everywhere[str(location[-1])]}]"
+    if location[-1] in _DERIVED:
+        return _DERIVED[str(location[-1])]
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"known here: {', '.join(known)}"
+
+
+_DERIVED = dict.fromkeys(
+    ("noise_multiplier", "sigma", "z"), "it follows from epsilon, delta and rounds: `byzuldp privacy plan` shows it"
+)
 
 
 def _keys(annotation: Any) -> list[str]:

@@ -19,7 +19,8 @@
     │   ├── Superseded                    superseded               32
     │   ├── AddressUnavailable            address_unavailable      33
     │   ├── InsecureRefused               insecure_refused         34
-    │   └── ServerRolledBack              ledger_rolled_back       35
+    │   ├── ServerRolledBack              ledger_rolled_back       35
+    │   └── TlsRefused                    tls_refused              36
     └── StoreProblem
         ├── RunFolderInUse                run_folder_in_use        40
         ├── RunFolderExists               run_folder_exists        41
@@ -63,6 +64,7 @@ __all__ = [
     "StoreProblem",
     "StoreUnwritable",
     "Superseded",
+    "TlsRefused",
     "UsageProblem",
     "exit_code_of",
     "leaves",
@@ -184,6 +186,12 @@ class ServerRolledBack(NetworkProblem):
     """The parameter server's round or ledger went backwards: a restored snapshot."""
 
     status, exit_code = "ledger_rolled_back", 35
+
+
+class TlsRefused(NetworkProblem):
+    """A certificate is missing, foreign, expired, revoked, for another use, another name or another identity."""
+
+    status, exit_code = "tls_refused", 36
 
 
 class StoreProblem(ByzULDPError):

@@ -6,15 +6,18 @@ origin is checked before the first of them.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from deploy.certs.command import certs
+from deploy.doctor import doctor
 from deploy.origin import shadowed
 from deploy.privacy import app as privacy_app
 
@@ -61,7 +64,28 @@ InsecureOption = Annotated[
 ]
 AddressOption = Annotated[str, typer.Option("--address", metavar="HOST:PORT", help="Where the parameter server is.")]
 TokensOption = Annotated[
-    Path, typer.Option("--tokens", help="JSON file with the join token of each id (operator/join_tokens.json).")
+    Path | None,
+    typer.Option(
+        "--tokens",
+        help="JSON file with the join token of each id (operator/join_tokens.json); not needed with TLS.",
+        show_default=False,
+    ),
+]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="PEM: authorities whose certificates count.", show_default=False),
+]
+TlsCertOption = Annotated[
+    str | None,
+    typer.Option("--tls-cert", metavar="FILE", help="PEM: the certificate; {id} is the client's.", show_default=False),
+]
+TlsKeyOption = Annotated[
+    str | None,
+    typer.Option("--tls-key", metavar="FILE", help="PEM: its private key; {id} is the client's.", show_default=False),
+]
+TlsNameOption = Annotated[
+    str | None,
+    typer.Option("--tls-name", help="The name in the server's certificate, if not its address's.", show_default=False),
 ]
 
 
@@ -77,6 +101,9 @@ def main() -> None:
     except ByzULDPError as problem:
         sys.stderr.write(f"error: {problem}\n")
         sys.exit(problem.exit_code)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 # -------------------------------------------------------------------- running
@@ -113,13 +140,24 @@ def ps(
     address: Annotated[
         str | None, typer.Option("--address", metavar="HOST:PORT", help="Where to listen.", show_default=False)
     ] = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_roster: Annotated[
+        Path | None, typer.Option("--tls-roster", metavar="FILE", help="TOML: who may join.", show_default=False)
+    ] = None,
+    tls_revoked: Annotated[
+        Path | None,
+        typer.Option("--tls-revoked", metavar="FILE", help="Serial numbers that count no more.", show_default=False),
+    ] = None,
 ) -> None:
     """Start the parameter server alone; join tokens are written to operator/join_tokens.json in the run folder."""
     from deploy.display import open_display
     from deploy.local import Ending
     from deploy.logs import forward_warnings
 
-    overrides = [*(set_ or ()), *([f'network.address="{address}"'] if address is not None else ())]
+    tls = _tls(ca=tls_ca, certificate=tls_cert, key=tls_key, roster=tls_roster, revoked=tls_revoked)
+    overrides = [*(set_ or ()), *tls, *([f'network.address="{address}"'] if address is not None else ())]
     configuration, folder = _asked_for(experiment, overrides, run_dir, resume, insecure=insecure)
     name = _name(experiment, folder)
     with open_display(name, configuration.training.rounds, quiet=quiet, style="lines") as display:
@@ -130,7 +168,7 @@ def ps(
         with _interruptible():
             summary = run_parameter_server(configuration, folder, resume=resume, report=display.show)
     ending = Ending(summary["status"], summary["message"], folder, summary)
-    _conclude(ending, as_json=as_json, quiet=quiet)
+    _conclude(ending, as_json=as_json, quiet=quiet, command="ps")
 
 
 @app.command()
@@ -138,7 +176,7 @@ def client(
     experiment: ExperimentArgument,
     address: AddressOption,
     ids: Annotated[str, typer.Option("--ids", help="Identities this process holds, for instance 0-29,31.")],
-    tokens: TokensOption,
+    tokens: TokensOption = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -150,10 +188,15 @@ def client(
     ] = None,
     set_: SetOption = None,
     insecure: InsecureOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_name: TlsNameOption = None,
 ) -> None:
     """Take part in a run as one or several honest clients."""
-    configuration = _configuration(experiment, set_, insecure=insecure)
-    held = _tokens(tokens, _ids(ids, configuration.federation.clients))
+    tls = _tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_name)
+    configuration = _configuration(experiment, [*(set_ or ()), *tls], insecure=insecure)
+    held = _credentials(configuration, tokens, _ids(ids, configuration.federation.clients))
 
     def take_part() -> Outcome:
         from client.main import run_client
@@ -167,7 +210,7 @@ def client(
 def adversary(
     experiment: ExperimentArgument,
     address: AddressOption,
-    tokens: TokensOption,
+    tokens: TokensOption = None,
     ids: Annotated[
         str | None, typer.Option("--ids", help="Identities it holds; default those of the experiment.")
     ] = None,
@@ -177,15 +220,20 @@ def adversary(
     ] = None,
     set_: SetOption = None,
     insecure: InsecureOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_name: TlsNameOption = None,
 ) -> None:
     """Attack a run as its Byzantine clients."""
     from common.errors import AttackError
 
-    configuration = _configuration(experiment, set_, insecure=insecure)
+    tls = _tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_name)
+    configuration = _configuration(experiment, [*(set_ or ()), *tls], insecure=insecure)
     if not configuration.num_adversaries:
         raise AttackError(f"{experiment} has no adversaries: attack.name and attack.adversaries say who and how many")
     chosen = list(configuration.adversary_ids) if ids is None else _ids(ids, configuration.federation.clients)
-    held = _tokens(tokens, chosen)
+    held = _credentials(configuration, tokens, chosen)
 
     def take_part() -> Outcome:
         from adversary.main import run_adversary
@@ -255,6 +303,10 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.command()(certs)
+app.command()(doctor)
 
 
 # -------------------------------------------------------------------- what the commands share
@@ -331,27 +383,34 @@ def _stored(given: Experiment, folder: Path) -> Experiment:
 
 
 def _ids(text: str, clients: int) -> list[int]:
-    """``0-29,31`` as a sorted list.
+    """``0-29,31`` as a sorted list; see :func:`deploy.ids.parse_ids`."""
+    from deploy.ids import parse_ids
+
+    return parse_ids(text, clients)
+
+
+def _tls(**given: Path | str | None) -> list[str]:
+    """What was asked for of TLS, as assignments."""
+    import json
+
+    return [f"network.tls.{key}={json.dumps(str(value))}" for key, value in given.items() if value is not None]
+
+
+def _credentials(configuration: Experiment, tokens: Path | None, ids: list[int]) -> dict[int, str]:
+    """The join token of each identity; none is needed where there are certificates.
 
     Raises
     ------
     ConfigError
-        Not that form, an id twice, or one that is not on the roster.
+        There are neither, or see :func:`_tokens`.
     """
     from common.errors import ConfigError
 
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"--ids {text!r}: expected numbers and ranges, for instance 0-29,31")
-        begin, end = int(first), int(last) if dash else int(first)
-        if not begin <= end < clients:
-            raise ConfigError(f"--ids {text!r}: {part.strip()} is not within the roster, 0 to {clients - 1}")
-        found += range(begin, end + 1)
-    if len(set(found)) != len(found):
-        raise ConfigError(f"--ids {text!r}: an id is named twice")
-    return sorted(found)
+    if tokens is not None:
+        return _tokens(tokens, ids)
+    if not configuration.network.tls.enabled:
+        raise ConfigError("--tokens is missing: without TLS a client shows its join token")
+    return dict.fromkeys(ids, "")
 
 
 def _tokens(path: Path, ids: list[int]) -> dict[int, str]:
@@ -379,13 +438,21 @@ def _tokens(path: Path, ids: list[int]) -> dict[int, str]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C is an ending with a status of its own, not a traceback."""
+    """Ctrl-C and SIGTERM are endings with a status of their own, also before the work has handlers for them."""
+    import signal
+
     from common.errors import Interrupted
 
+    def terminated(*_: object) -> NoReturn:
+        raise Interrupted("stopped by SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, terminated)
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted("stopped by Ctrl-C") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _take_part(take_part: Callable[[], Outcome]) -> None:
@@ -399,7 +466,7 @@ def _take_part(take_part: Callable[[], Outcome]) -> None:
     raise typer.Exit(exit_code_of(outcome.status))
 
 
-def _conclude(ending: Ending, *, as_json: bool, quiet: bool) -> None:
+def _conclude(ending: Ending, *, as_json: bool, quiet: bool, command: str = "run") -> None:
     """Print what came out, and exit with the status's code."""
     import json
 
@@ -417,7 +484,7 @@ def _conclude(ending: Ending, *, as_json: bool, quiet: bool) -> None:
     if ending.status != "completed":
         typer.echo(f"error: {ending.status}: {ending.message}", err=True)
         if ending.status in ("interrupted", "quorum_lost", "failed") and (ending.run_dir / "run.sqlite").exists():
-            program = shlex.join([sys.argv[0], "run", "--resume", "--run-dir", str(ending.run_dir)])
+            program = shlex.join([sys.argv[0], command, "--resume", "--run-dir", str(ending.run_dir)])
             typer.echo(f"go on with: {program}", err=True)
     raise typer.Exit(exit_code_of(ending.status))
 

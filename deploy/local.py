@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.config import Experiment, experiment_from
-from common.errors import RunFolderExists, StoreDamaged
+from common.errors import ConfigError, RunFolderExists, StoreDamaged
 from common.rpc.addresses import parse_address, refuse_insecure
 from deploy.children import ROLES, Assignment
 from deploy.processes import child_context
 from deploy.supervisor import Onlooker, Supervisor
+from ps.tokens import TOKENS
 
 __all__ = ["Ending", "assign", "new_run_dir", "run_locally", "stored_experiment"]
 
@@ -64,13 +65,19 @@ def run_locally(
 
     Raises
     ------
-    NetworkProblem, StoreProblem
+    ConfigError, NetworkProblem, StoreProblem
         Nothing was started. Whatever is found later is the ending's status.
     """
     if resume:
         experiment = stored_experiment(run_dir)
+        _refuse_others_clients(run_dir)
     elif (run_dir / "experiment.json").exists() or (run_dir / "run.sqlite").exists():
         raise RunFolderExists(f"{run_dir}: holds a run already; continue it with --resume, or choose another --run-dir")
+    if experiment.network.tls.enabled:
+        raise ConfigError(
+            "network.tls is set, and everything that `byzuldp run` starts talks without it on this machine: leave it "
+            "out, or start `byzuldp ps` and `byzuldp client` with their own certificates"
+        )
     refuse_insecure(parse_address(experiment.network.address), insecure=experiment.network.insecure)
     began_at = time.monotonic()
     context = child_context(start_method)  # as early as possible: it imports while we go on
@@ -94,6 +101,21 @@ def run_locally(
         known = {"startup_s": supervisor.startup_s, "seconds": time.monotonic() - began_at}
         summary = _final_summary(run_dir, {"status": status, "message": message, **known})
     return Ending(status, message, run_dir, summary)
+
+
+def _refuse_others_clients(run_dir: Path) -> None:
+    """A run whose clients are elsewhere must not go on with clients of this machine: they would spend its budget.
+
+    Raises
+    ------
+    ConfigError
+        The run was started by ``byzuldp ps``, which hands its join tokens out.
+    """
+    if (run_dir / "operator" / TOKENS).exists():
+        raise ConfigError(
+            f"{run_dir}: started by `byzuldp ps`, so its clients are elsewhere: go on with `byzuldp ps --resume "
+            f"--run-dir {run_dir}`"
+        )
 
 
 def new_run_dir(name: str) -> Path:

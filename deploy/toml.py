@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["to_toml"]
+__all__ = ["string", "to_toml"]
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:
@@ -37,15 +37,16 @@ def _value(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(_value, value))}]"
         case str():
-            return _string(value)
+            return string(value)
         case _:
             return json.dumps(value)  # numbers and booleans are written alike
 
 
 def _key(name: str) -> str:
     bare = name.replace("-", "").replace("_", "")
-    return name if bare.isascii() and bare.isalnum() else _string(name)
+    return name if bare.isascii() and bare.isalnum() else string(name)
 
 
-def _string(text: str) -> str:
+def string(text: str) -> str:
+    """A TOML basic string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

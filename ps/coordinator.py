@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -20,12 +20,15 @@ from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem, publi
 from common.rpc.frames import tensor_frames
 from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.broadcast import Broadcast
 from ps.faults import Fault, no_fault
+from ps.identity import Peer
 from ps.inbox import Inbox
 from ps.membership import Attendance, Membership, shown
 from ps.roster import Roster
 from ps.round_maker import RoundMaker, Segments
-from ps.rounds import Action, CloseRound, EndRun, OpenRound, Phase, RoundPolicy, Rounds, Wait
+from ps.round_policy import RoundPolicy
+from ps.rounds import Action, CloseRound, EndRun, OpenRound, Phase, Rounds, Wait
 from ps.store import CommittedRound, RoundMetrics, RunStore
 
 __all__ = ["Coordinator", "Report"]
@@ -33,7 +36,7 @@ __all__ = ["Coordinator", "Report"]
 log = logging.getLogger("byzuldp.ps")
 
 Report = Callable[[dict[str, Any]], None]
-"""Takes what an onlooker may see: ``{"event": …}`` with JSON values."""
+"""Takes what the operator may see, answers and missing clients included: ``{"event": …}`` with JSON values."""
 
 
 class Coordinator:
@@ -83,9 +86,12 @@ class Coordinator:
         self.members = membership(roster, self._now, self._live_changed)
         self._report, self._evaluate, self._fault = report, evaluate, fault
         self._end: EndRun | None = None
-        self._broadcast: list[bytes] = []
+        self.store_problem: StoreProblem | None = None
+        """Why no more rounds can be committed: the run folder cannot be used as it is."""
+        self._broadcast = Broadcast(-1, ())
         self._closing: asyncio.Queue[CloseRound | None] = asyncio.Queue()
-        self._waiters: set[asyncio.Event] = set()
+        self._pulls: set[asyncio.Event] = set()  # waiting for a round to open
+        self._waiters: set[asyncio.Event] = set()  # waiting for anything else
         self._timer: asyncio.TimerHandle | None = None
         self._available_at: float | None = None  # when θ of the open round became available
         self._opened_at = 0.0
@@ -113,6 +119,8 @@ class Coordinator:
             committed, segments = await asyncio.get_running_loop().run_in_executor(thread, self.maker.make, closing)
         except ByzULDPError as problem:
             status = problem.status if isinstance(problem, RunEnded) else RunFailed.status
+            if isinstance(problem, StoreProblem):
+                self.store_problem = problem
             self._carry_out(self.rounds.stop(status, str(problem), self._now(), at_once=True))
             return
         except Exception as defect:  # whatever happens, the run ends with a status and its clients are told
@@ -120,7 +128,12 @@ class Coordinator:
             message = f"round {closing.round_id} could not be made: {defect!r}"
             self._carry_out(self.rounds.stop(RunFailed.status, message, self._now(), at_once=True))
             return
-        await self._public_time(closing)
+        try:
+            await self._public_time(committed)
+        except StoreProblem as problem:
+            self.store_problem = problem
+            self._carry_out(self.rounds.stop(RunFailed.status, str(problem), self._now(), at_once=True))
+            return
         self._fault("before_publish")
         publishing_at = time.perf_counter()
         self._publish(committed)
@@ -129,16 +142,18 @@ class Coordinator:
         publish_s = time.perf_counter() - publishing_at
         self._record(closing, {"collect": collect_s, **segments, "publish": publish_s})
 
-    async def _public_time(self, closing: CloseRound) -> None:
-        """On a public schedule, hold a model back until its time; one that is late says so."""
+    async def _public_time(self, committed: CommittedRound) -> None:
+        """On a public schedule, hold a model back until its time; one that is late says so, and the run's claim too."""
         due = self.rounds.publish_at
         if due is not None:
             if self._now() > due:
                 log.warning(
-                    "round %d was published %.2f s behind the public schedule; raise network.publish_margin_s",
-                    closing.round_id,
+                    "the model of round %d is published %.2f s behind the public schedule, so this run's claim rests "
+                    "on premise P2 too; raise network.publish_margin_s",
+                    committed.round_id,
                     self._now() - due,
                 )
+                await asyncio.get_running_loop().run_in_executor(None, self.store.note_late, committed.round_id)
             await asyncio.sleep(due - self._now())
 
     def stop(self, status: str, message: str) -> None:
@@ -147,17 +162,21 @@ class Coordinator:
 
     def tick(self) -> None:
         """Let time pass: deaths, deadlines, the grace."""
-        if self.members.roster.tick(self._now()):
+        self._timer = None
+        if dead := self.members.roster.tick(self._now()):
+            log.info("taken for dead: client%s %s", "s" * (len(dead) > 1), ", ".join(map(str, dead)))
             self._live_changed()
         self._carry_out(self.rounds.tick(self._now()))
 
     # ---------------------------------------------------------------- carrying out actions
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
+        _wake(self._waiters)
         for action in actions:
             match action:
                 case OpenRound():
                     self._open(action)
+                    _wake(self._pulls)  # only now: with n of them, waking each at each arrival would cost n² a round
                 case CloseRound():
                     self.inbox.close()
                     self._closing.put_nowait(action)
@@ -169,7 +188,7 @@ class Coordinator:
                     # Everybody is told the status alone: the message may name clients, or quote what a rule saw.
                     self.members.finish(action.status, publicly(action.status))
                     self._closing.put_nowait(None)
-        self._wake()
+                    _wake(self._pulls)
         self._schedule_tick()
 
     def _open(self, action: OpenRound) -> None:
@@ -192,7 +211,9 @@ class Coordinator:
                 ledger_head=committed.head,
             )
         )
-        self._broadcast = list(tensor_frames(header, committed.theta, self.experiment.network.chunk_bytes))
+        self._broadcast.let_go()
+        frames = tensor_frames(header, committed.theta, self.experiment.network.chunk_bytes)
+        self._broadcast = Broadcast(committed.round_id, frames)
         self._evaluate(committed)
 
     def _record(self, closing: CloseRound, segments: Segments) -> None:
@@ -229,14 +250,18 @@ class Coordinator:
         self._carry_out(self.rounds.live_changed(self.members.roster.live, self._now()))
 
     def _schedule_tick(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        """Be called when the next thing is due, or before: a timer that is set for earlier is left as it is."""
         if self.rounds.phase is Phase.ENDED:
             return
         now = self._now()
         dues = [due for due in (self.rounds.next_tick(now), self.members.roster.next_tick(now)) if due is not None]
-        if dues:
-            self._timer = asyncio.get_running_loop().call_at(min(dues), self.tick)
+        if not dues:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= min(dues):
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(min(dues), self.tick)
 
     @staticmethod
     def _now() -> float:
@@ -244,9 +269,9 @@ class Coordinator:
 
     # ---------------------------------------------------------------- waiting for the round
 
-    async def model(self, wanted: int, wait_s: float) -> Sequence[bytes] | pb.NotYet | pb.RunFinished:
-        """The frames of the open round's model, once that round is ``wanted`` or a later one."""
-        if not await self.reached(lambda: self._is_open(wanted), wait_s):
+    async def model(self, wanted: int, wait_s: float) -> Broadcast | pb.NotYet | pb.RunFinished:
+        """The open round's model, once that round is ``wanted`` or a later one."""
+        if not await self._until(lambda: self._is_open(wanted), wait_s, self._pulls):
             return pb.NotYet(round_id=self.rounds.round_id, waiting_for=f"round {wanted} to open")
         return self._broadcast if self.members.over is None else self.members.over
 
@@ -255,8 +280,13 @@ class Coordinator:
 
     async def reached(self, condition: Callable[[], bool], wait_s: float) -> bool:
         """Wait for a condition of the round, or for the run's end; False when the time is over."""
+        return await self._until(condition, wait_s, self._waiters)
+
+    async def _until(self, condition: Callable[[], bool], wait_s: float, waiters: set[asyncio.Event]) -> bool:
+        if self.members.over is not None or condition():
+            return True
         changed = asyncio.Event()
-        self._waiters.add(changed)
+        waiters.add(changed)
         try:
             # A peer's number: only a comparison that NaN fails may let it near the event loop's timers.
             limit = self.experiment.network.rpc_deadline_s
@@ -267,16 +297,12 @@ class Coordinator:
         except TimeoutError:
             return False
         finally:
-            self._waiters.discard(changed)
+            waiters.discard(changed)
         return True
-
-    def _wake(self) -> None:
-        for changed in self._waiters:
-            changed.set()
 
     # ---------------------------------------------------------------- what arrives
 
-    def join(self, request: pb.JoinRequest) -> bytes:
+    def join(self, request: pb.JoinRequest, peer: Peer) -> bytes:
         """A member joins; a momentum that its older incarnation was still sending is dropped.
 
         Raises
@@ -284,9 +310,12 @@ class Coordinator:
         Refused
             See :meth:`ps.membership.Membership.join`.
         """
-        incarnation = self.members.join(request)
+        joining = self.members.join(request, peer)
         self.inbox.expel(request.client_id)
-        return incarnation
+        if joining.taken_over:
+            log.warning("%s", joining.taken_over)
+            self.count("evicted", request.client_id)
+        return joining.incarnation
 
     def arrived(self, client_id: int, round_id: int) -> None:
         """A momentum is complete in the inbox; whoever sent it is alive."""
@@ -316,6 +345,11 @@ class Coordinator:
             self._report({"event": "client_error", "message": message})
 
 
+def _wake(waiters: Iterable[asyncio.Event]) -> None:
+    for changed in waiters:
+        changed.set()
+
+
 @contextmanager
 def _best_effort() -> Iterator[None]:
     """A metric that cannot be written is logged and lost; the ledger and the models have their own path."""
@@ -334,6 +368,7 @@ def policy_of(experiment: Experiment, model_bytes: int, rule_needs: int) -> Roun
         quorum=max(federation.needed, rule_needs),
         rounds=experiment.training.rounds,
         join_deadline_s=network.join_deadline_s,
+        join_grace_s=network.join_grace_s,
         round_deadline_s=network.deadline_of_round(model_bytes, federation.clients),
         grace_factor=network.grace_factor,
         grace_floor_s=network.grace_floor_s,

@@ -30,8 +30,10 @@ __all__ = [
     "check_consistent",
     "found",
     "last_model",
+    "late_models",
     "ledger",
     "next_head",
+    "note_late",
     "run_record",
     "run_status",
     "set_status",
@@ -181,6 +183,19 @@ def append(
         ),
     )
     connection.execute("UPDATE run SET round_id = ?, status = 'running', message = '', updated_at = ?", (round_id, now))
+
+
+def note_late(connection: sqlite3.Connection, round_id: int) -> None:
+    """The model of a round is about to be published behind the public schedule."""
+    connection.execute(
+        "UPDATE models SET notes = json_set(notes, '$.late', json('true')) WHERE round_id = ?", (round_id,)
+    )
+
+
+def late_models(connection: sqlite3.Connection) -> int:
+    """How many models were published behind the public schedule."""
+    (number,) = connection.execute("SELECT count(*) FROM models WHERE json_extract(notes, '$.late')").fetchone()
+    return int(number)
 
 
 def set_status(connection: sqlite3.Connection, status: str, message: str) -> None:

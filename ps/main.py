@@ -9,34 +9,38 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from common.config import Experiment, digest_of
-from common.errors import BudgetExhausted, StoreDamaged
+from common.config import SCHEDULE, Experiment, Network, digest_of, experiment_from
+from common.durable import write_durably
+from common.errors import BudgetExhausted, StoreDamaged, StoreProblem
 from common.learning.task import Task, build_task, single_threaded
 from common.rpc.addresses import Address, parse_address, refuse_insecure
+from common.rpc.credentials import refuse_unusable_server, server_credentials
 from common.rpc.methods import PARAMETER_SERVER, WIRETAP, handlers
 from ps.coordinator import Coordinator, Report
+from ps.durable import explaining
 from ps.evaluation import Evaluator, Score
 from ps.faults import Fault, no_fault
+from ps.founding import genesis_of, promised_by
+from ps.identity import Gate
 from ps.inbox import Inbox
-from ps.listening import Health, bind, refuse_unbindable
+from ps.limits import limits_of, memory_of, options_of, refuse_beyond, with_descriptors
+from ps.listening import Credentials, Health, bind, bind_again, refuse_unbindable
 from ps.mechanism import (
     device_of,
-    fixed_sensitivity,
-    mechanism_name,
-    mechanism_of,
     noise_of,
     opened,
 )
 from ps.membership import Membership
-from ps.privacy.claim import claim_of, neighbouring, premises_for
+from ps.privacy.claim import claim_of
 from ps.privacy.ledger import Budget, Genesis, Ledger
 from ps.privacy.plan import warnings_of
 from ps.privacy.pld import epsilon_pld
@@ -47,6 +51,7 @@ from ps.round_maker import RoundMaker
 from ps.rounds import EndRun
 from ps.service import ParameterServerService
 from ps.store import CommittedRound, EvaluationRecord, RunStore
+from ps.streams import Streams
 from ps.summary import summarise, write_summary
 from ps.tokens import issue_tokens, load_hashes, save_hashes
 from ps.wiretap import WiretapService
@@ -91,68 +96,58 @@ def run_parameter_server(
     with ExitStack() as resources:
         if resume:
             store = resources.enter_context(RunStore.open(run_dir, fault=fault))
+            # Before anything acts on the stored configuration, a user's own modules that it names included.
+            ledger = Ledger.restored((text, head) for _, text, head in store.ledger_rows())
+            _refuse_other_configuration(store, ledger.genesis)
             # The run keeps its configuration; where it listens and how long it waits may change.
-            stored = Experiment.model_validate(dict(store.configuration))
-            experiment = stored.model_copy(update={"network": experiment.network})
+            stored = experiment_from(dict(store.configuration), where=f"{store.folder}: the stored configuration")
+            experiment = stored.model_copy(update={"network": _with_schedule_of(stored, experiment.network)})
         address = parse_address(experiment.network.address)
-        refuse_insecure(address, insecure=experiment.network.insecure)
+        refuse_insecure(address, insecure=experiment.network.insecure, tls=experiment.network.tls.enabled)
         refuse_unbindable(address)
+        refuse_unusable_server(experiment.network.tls)
+        credentials = partial(server_credentials, experiment.network.tls) if experiment.network.tls.enabled else None
+        gate = Gate(experiment.network.tls, experiment.federation.clients)
         single_threaded()
         task = build_task(experiment)
+        memory = refuse_beyond(experiment, task.num_parameters)
+        log.info("at most %s will be needed beside what is loaded now", memory)
         if resume:
-            ledger = Ledger.restored((text, head) for _, text, head in store.ledger_rows())
+            mechanism = _as_promised(ledger.genesis, stored, task)
             budget = Budget.of(ledger.genesis)
-            mechanism = mechanism_of(experiment, budget, lambda: task.dataset.train.labels)
-            _refuse_other_mechanism(store, ledger, experiment, mechanism, task.num_parameters)
-            token_hashes = load_hashes(run_dir / "operator") if token_hashes is None else token_hashes
+            if token_hashes is None:
+                token_hashes = load_hashes(run_dir / "operator")
+            if token_hashes is None:  # killed before there were any, or the file was deleted
+                token_hashes = issue_tokens(run_dir / "operator", range(experiment.federation.clients))
+                save_hashes(run_dir / "operator", token_hashes)
+                report({"event": "warning", "message": "the join tokens were lost: new ones are in operator/"})
             report({"event": "resumed", "round": store.latest().round_id})
         else:
             previous, budget, mechanism = opened(experiment, lambda: task.dataset.train.labels)
-            store, ledger = _begin(experiment, run_dir, task, budget, mechanism, previous, fault)
+            store, ledger = _begin(experiment, run_dir, task, mechanism, previous, fault)
             resources.enter_context(store)
             if token_hashes is None:
                 token_hashes = issue_tokens(run_dir / "operator", range(experiment.federation.clients))
             save_hashes(run_dir / "operator", token_hashes)
-        run = _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, report, started_at, fault)
-        return run.serve(address)
+        run = _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, gate, report, started_at, fault)
+        return run.serve(address, credentials)
 
 
 def _begin(
     experiment: Experiment,
     run_dir: Path,
     task: Task,
-    budget: Budget | None,
     mechanism: Mechanism,
     previous: Previous,
     fault: Fault,
 ) -> tuple[RunStore, Ledger]:
     """Commit θ_0 with the ledger's first row: what this run may spend, fixed before round 0."""
     run_id = secrets.token_hex(8)
-    configuration = experiment.model_dump(mode="json")
-    genesis = Genesis(
-        fingerprint=experiment.fingerprint(),
-        configuration=digest_of(configuration),
-        run_id=run_id,
-        epsilon=budget.epsilon if budget else None,
-        delta=budget.delta if budget else None,
-        rounds=experiment.training.rounds,
-        calibration=experiment.privacy.calibration,
-        noise_multiplier=mechanism.noise_multiplier,
-        sensitivity=fixed_sensitivity(mechanism, task.num_parameters),
-        num_clients=mechanism.num_clients,
-        num_byzantine=mechanism.num_byzantine,
-        rule=mechanism.rule.name,
-        premises=premises_for(experiment, previous.premises),
-        at=time.time(),
-        mechanism=mechanism_name(experiment),
-        previous=previous.runs,
-        carried=previous.carried,
-        neighbouring=neighbouring(experiment),
-    )
+    genesis = genesis_of(experiment, mechanism, previous, task.num_parameters, run_id=run_id)
     store, _ = RunStore.create(
         run_dir,
         run_id=run_id,
-        configuration=configuration,
+        configuration=experiment.model_dump(mode="json"),
         fingerprint=experiment.fingerprint(),
         genesis_json=genesis.to_json(),
         theta=task.model.parameters_flat().numpy().copy(),
@@ -161,45 +156,42 @@ def _begin(
     return store, Ledger.opened(genesis)
 
 
-def _refuse_other_mechanism(
-    store: RunStore, ledger: Ledger, experiment: Experiment, mechanism: Mechanism, num_parameters: int
-) -> None:
-    """A run goes on only as it was begun: what row 0 of the ledger says is what would be released now.
+def _with_schedule_of(stored: Experiment, network: Network) -> Network:
+    """What may change on a resume, with what may not: the public schedule, which the claim rests on."""
+    return network.model_copy(update={key: getattr(stored.network, key) for key in SCHEDULE})
+
+
+def _refuse_other_configuration(store: RunStore, genesis: Genesis) -> None:
+    """Refuse a run folder whose database says another run or configuration than row 0 of its ledger.
 
     Raises
     ------
     StoreDamaged
-        The stored configuration was changed, or this version would release something else.
+        Somebody changed it.
     """
-    genesis = ledger.genesis
-    if digest_of(store.configuration) != genesis.configuration:
+    same = digest_of(store.configuration) == genesis.configuration and store.run_id == genesis.run_id
+    if not same:
         raise StoreDamaged(
-            f"{store.folder}: the stored configuration is not the one that row 0 of the ledger was opened with; "
-            "restore the folder as it was, or start another run in another --run-dir"
+            f"{store.folder}: the stored run and configuration are not those that row 0 of the ledger was opened "
+            "with; restore the folder as it was, or start another run in another --run-dir"
         )
-    promised = (
-        genesis.noise_multiplier,
-        genesis.sensitivity,
-        genesis.num_clients,
-        genesis.num_byzantine,
-        genesis.rule,
-        genesis.mechanism,
-        genesis.fingerprint,
-    )
-    found = (
-        mechanism.noise_multiplier,
-        fixed_sensitivity(mechanism, num_parameters),
-        mechanism.num_clients,
-        mechanism.num_byzantine,
-        mechanism.rule.name,
-        mechanism_name(experiment),
-        experiment.fingerprint(),
-    )
-    if promised != found:
+
+
+def _as_promised(genesis: Genesis, experiment: Experiment, task: Task) -> Mechanism:
+    """The mechanism of a run that goes on; what row 0 of the ledger says is what would be released now.
+
+    Raises
+    ------
+    StoreDamaged
+        Row 0 was not opened by this configuration, or this version would release something else.
+    """
+    mechanism, wrong = promised_by(genesis, experiment, task.num_parameters, lambda: task.dataset.train.labels)
+    if wrong:
         raise StoreDamaged(
-            f"the ledger was opened for (z, S, n, f, rule, noise, configuration) = {promised}, this version would run "
-            f"{found}; resume with the version that started the run"
+            f"row 0 of the ledger is not what this version makes of the run's configuration: {'; '.join(wrong)}; "
+            "resume with the version that started the run, or restore the folder as it was"
         )
+    return mechanism
 
 
 @dataclass
@@ -211,11 +203,12 @@ class _Run:
     budget: Budget | None
     mechanism: Mechanism
     token_hashes: Mapping[int, bytes]
+    gate: Gate
     report: Report
     started_at: float
     fault: Fault
 
-    def serve(self, address: Address) -> dict[str, Any]:
+    def serve(self, address: Address, credentials: Credentials | None) -> dict[str, Any]:
         """Listen, run the rounds, tell the clients the end, and sum up."""
         every = self.experiment.evaluation.every
         evaluator = Evaluator(
@@ -226,10 +219,14 @@ class _Run:
             if committed.round_id % every == 0 and committed.round_id < self.experiment.training.rounds:
                 evaluator.offer(committed.round_id, committed.theta)
 
-        return asyncio.run(self._serve(address, evaluator, evaluate))
+        return asyncio.run(self._serve(address, credentials, evaluator, evaluate))
 
     async def _serve(
-        self, address: Address, evaluator: Evaluator, evaluate: Callable[[CommittedRound], None]
+        self,
+        address: Address,
+        credentials: Credentials | None,
+        evaluator: Evaluator,
+        evaluate: Callable[[CommittedRound], None],
     ) -> dict[str, Any]:
         experiment, network = self.experiment, self.experiment.network
         device = device_of(experiment.training.device)
@@ -255,16 +252,23 @@ class _Run:
             evaluate=evaluate,
             fault=self.fault,
         )
-        max_rpcs = 16 * self.mechanism.num_clients + 2048  # calls held by members are bounded by themselves
+        limits = limits_of(network, self.mechanism.num_clients)
+        options, most = options_of(limits, network), limits.message_bytes
+        streams = Streams(
+            per_client=limits.streams_per_client,
+            strangers=limits.strangers,
+            first_message_s=network.first_message_s,
+        )
         public = json.dumps(experiment.public(), sort_keys=True)
-        service = handlers(PARAMETER_SERVER, ParameterServerService(coordinator, public))
-        server, port = bind(address, service, network.chunk_bytes, max_rpcs)
+        service = handlers(PARAMETER_SERVER, ParameterServerService(coordinator, public, streams), most)
+        doctor = Health(streams)
+        server, port = bind(address, (service, doctor.handler()), options, limits.backstop, credentials)
         servers, tap_address = [server], None
-        doctor = Health()
-        health_pb2_grpc.add_HealthServicer_to_server(doctor, server)
         if experiment.attack.knowledge == "omniscient" and experiment.num_adversaries:
-            tap = WiretapService(coordinator, experiment.honest_ids, experiment.adversary_ids)
-            tap_server, tap_port = bind(Address(address.host, 0), handlers(WIRETAP, tap), network.chunk_bytes, max_rpcs)
+            tap = WiretapService(coordinator, experiment.honest_ids, experiment.adversary_ids, streams)
+            tap_server, tap_port = bind_again(
+                self.store.folder, address.host, handlers(WIRETAP, tap, most), options, limits.backstop, credentials
+            )
             servers.append(tap_server)
             tap_address = str(Address(address.host, tap_port))
         loop = asyncio.get_running_loop()
@@ -280,6 +284,7 @@ class _Run:
                 "wiretap": tap_address,
                 "run_id": self.store.run_id,
                 "run_dir": str(self.store.folder),
+                "memory_bytes": memory_of(experiment, self.task.num_parameters, limits).total,
             }
         )
         for warning in self._warnings(coordinator):
@@ -293,6 +298,10 @@ class _Run:
             for item in servers:
                 await item.stop(grace=0.5)
         self.ledger = maker.ledger
+        if coordinator.store_problem is not None:  # no summary either, but one message with the remedy, and its status
+            with suppress(StoreProblem):
+                self.store.finish(end.status, end.message)
+            raise coordinator.store_problem
         # Still on the loop, so that a late SIGTERM finds a handler and not a half-written ending.
         return await loop.run_in_executor(None, self._conclude, end, evaluator)
 
@@ -300,6 +309,8 @@ class _Run:
         """What should be known before a long run: who could slow it down, and whether the noise lets it learn."""
         if slow := coordinator.rounds.policy.warning():
             yield slow
+        if few := with_descriptors(limits_of(self.experiment.network, self.mechanism.num_clients)):
+            yield few
         yield from warnings_of(self.experiment, self.mechanism, self.task.num_parameters)
 
     def _membership(self, roster: Roster, clock: Callable[[], float], live_changed: Callable[[], None]) -> Membership:
@@ -309,6 +320,7 @@ class _Run:
             fingerprint=self.experiment.fingerprint(),
             schema_hash=self.task.schema_hash,
             token_hashes=self.token_hashes,
+            gate=self.gate,
             clock=clock,
             live_changed=live_changed,
         )
@@ -323,7 +335,7 @@ class _Run:
         self.store.finish(end.status, end.message)
         self._save_model()
         score = evaluator.finish(latest.round_id, latest.theta)
-        private = claim_of(experiment, self.ledger.genesis.premises)
+        private = claim_of(experiment, self.ledger.genesis.premises, late=self.store.late_models())
         summary = summarise(
             experiment=experiment,
             ledger=self.ledger,
@@ -348,7 +360,8 @@ class _Run:
                 "model_file": str(self.store.folder / "public" / MODEL_FILE),
             },
         )
-        write_summary(self.store.folder, summary)
+        with explaining(self.store.folder / "summary.json", "write the summary"):
+            write_summary(self.store.folder, summary)
         self.report({"event": "end", "status": end.status, "message": end.message})
         return summary
 
@@ -360,9 +373,10 @@ class _Run:
 
     def _save_model(self) -> None:
         """The trained model under the names of its state dict, for whoever uses it next."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         theta = torch.from_numpy(self.store.latest().theta.copy())
         path = self.store.folder / "public" / MODEL_FILE
-        save_file(self.task.model.state_dict_from(theta), path)
-        path.chmod(0o644)
+        with explaining(path, "write the trained model"):
+            write_durably(path, save(self.task.model.state_dict_from(theta)))
+            path.chmod(0o644)

@@ -1,6 +1,7 @@
 """Who is in: joining, attending, leaving, and whether a caller is who it says it is.
 
-The decisions are the roster's; this is where tokens are checked, streams are kept, and members are told things.
+The decisions are the roster's and the gate's; this is where tokens are checked, streams are kept, and members are told
+things.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from hashlib import sha256
 from common.rpc import PROTOCOL_VERSION
 from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.identity import Gate, Peer
 from ps.roster import Roster, Standing
 
-__all__ = ["Attendance", "Membership", "shown"]
+__all__ = ["Attendance", "Joining", "Membership", "shown"]
 
 log = logging.getLogger("byzuldp.ps.membership")
 
@@ -30,6 +32,7 @@ WAITING_EVENTS = 256
 class Attendance:
     """One client process's stream: the identities it holds, and the events it still has to be told."""
 
+    peer: Peer
     callers: dict[int, bytes] = field(default_factory=dict)
     events: asyncio.Queue[pb.AttendEvent] = field(default_factory=lambda: asyncio.Queue(WAITING_EVENTS))
 
@@ -38,6 +41,14 @@ class Attendance:
         if self.events.full():
             self.events.get_nowait()
         self.events.put_nowait(event)
+
+
+@dataclass(frozen=True)
+class Joining:
+    """An identity has joined; ``taken_over`` says from whom, when that was another process that held it."""
+
+    incarnation: bytes
+    taken_over: str = ""
 
 
 class Membership:
@@ -51,6 +62,8 @@ class Membership:
         What a client must agree on before any tensor travels.
     token_hashes
         SHA-256 of each identity's join token: the public roster.
+    gate
+        Which connection may speak for which identity.
     clock
         Seconds, monotonic.
     live_changed
@@ -65,23 +78,26 @@ class Membership:
         fingerprint: str,
         schema_hash: bytes,
         token_hashes: Mapping[int, bytes],
+        gate: Gate,
         clock: Callable[[], float],
         live_changed: Callable[[], None],
     ) -> None:
-        self.roster, self.schema_hash = roster, schema_hash
+        self.roster, self.schema_hash, self.gate = roster, schema_hash, gate
         self.over: pb.RunFinished | None = None
         self._run_id, self._fingerprint, self._token_hashes = run_id, fingerprint, token_hashes
         self._clock, self._live_changed = clock, live_changed
         self._attendances: set[Attendance] = set()
+        self._joined_from: dict[int, Peer] = {}
+        self._unheard = set(token_hashes)  # identities that have neither joined nor heard that the run is over
 
-    def join(self, request: pb.JoinRequest) -> bytes:
-        """Make an identity a member; returns its new incarnation. An older one is told that it is out.
+    def join(self, request: pb.JoinRequest, peer: Peer) -> Joining:
+        """Make an identity a member, in a new incarnation. An older one is told that it is out.
 
         Raises
         ------
         Refused
-            Another protocol version, run, configuration or schema; an unknown identity; a wrong token; a run that is
-            over.
+            Another protocol version, run, configuration or schema; an unknown identity; a wrong certificate or token;
+            a run that is over.
         """
         client_id = request.client_id
         if request.protocol_version != PROTOCOL_VERSION:
@@ -95,33 +111,53 @@ class Membership:
             raise Refused(
                 pb.UNKNOWN_CLIENT, f"client {client_id} is not on the roster of 0 to {len(self._token_hashes) - 1}"
             )
-        if not hmac.compare_digest(self._token_hashes[client_id], sha256(request.token.encode()).digest()):
+        self.gate.admit(peer, client_id)
+        # A certificate is credential enough; a token that comes with it has to be right all the same.
+        token_needed = bool(request.token) or not self.gate.certified
+        right = hmac.compare_digest(self._token_hashes[client_id], sha256(request.token.encode()).digest())
+        if token_needed and not right:
             raise Refused(pb.BAD_TOKEN, f"the join token is not that of client {client_id}")
+        self._unheard.discard(client_id)
         self._refuse_when_over()
         if request.fingerprint != self._fingerprint:
             raise Refused(pb.CONFIGURATION, "the client's public configuration differs from this run's")
         if request.schema_hash != self.schema_hash:
             raise Refused(pb.WRONG_SCHEMA, "the client's model has other parameters, shapes or dtype")
-        incarnation = secrets.token_bytes(INCARNATION_BYTES)
-        if self.roster.join(client_id, incarnation, self._clock()) is not None:
+        joining = Joining(secrets.token_bytes(INCARNATION_BYTES), self._taken_over(request, peer))
+        if self.roster.join(client_id, joining.incarnation, self._clock()) is not None:
             self._evict(client_id)
+        self._joined_from[client_id] = peer
         self._live_changed()
-        return incarnation
+        return joining
+
+    def _taken_over(self, request: pb.JoinRequest, peer: Peer) -> str:
+        """What to say of an identity's older incarnation, unless the process that held it has come back."""
+        member = self.roster.members.get(request.client_id)
+        if member is None or hmac.compare_digest(member.incarnation, request.previous):
+            return ""
+        state = "alive" if member.alive else "dead"
+        return (
+            f"{self.gate.name_of(request.client_id)} has joined from {peer}; its older incarnation is out, which was "
+            f"{state}, heard of {self._clock() - member.last_seen:.1f} s ago, and had joined from "
+            f"{self._joined_from.get(request.client_id, Peer())}. If nobody has started it again, its credential is in "
+            "other hands"
+        )
 
     def _evict(self, client_id: int) -> None:
         for attendance in self._attendances:
             if attendance.callers.pop(client_id, None) is not None:
                 attendance.tell(pb.AttendEvent(evicted=pb.Evicted(client_id=client_id)))
 
-    def check(self, caller: pb.Caller, *, even_when_over: bool = False) -> None:
-        """Is this the living incarnation of a member of this run?
+    def check(self, caller: pb.Caller, peer: Peer, *, even_when_over: bool = False) -> None:
+        """Is this the living incarnation of a member of this run, and does it speak for itself?
 
         Raises
         ------
         Refused
-            Wrong run, unknown identity, not a member, superseded; the run is over.
+            Wrong certificate, wrong run, unknown identity, not a member, superseded; the run is over.
         """
         client_id = caller.client_id
+        self.gate.admit(peer, client_id)
         if caller.run_id != self._run_id:
             raise Refused(pb.WRONG_RUN, f"this PS holds run {self._run_id}, not {shown(caller.run_id)}")
         match self.roster.standing(client_id, caller.incarnation):
@@ -135,7 +171,7 @@ class Membership:
                 if not even_when_over:
                     self._refuse_when_over()
 
-    def attend(self, callers: Sequence[pb.Caller]) -> Attendance:
+    def attend(self, callers: Sequence[pb.Caller], peer: Peer) -> Attendance:
         """Open a process's stream.
 
         Raises
@@ -146,8 +182,8 @@ class Membership:
         if not callers:
             raise Refused(pb.MALFORMED, "an Attend stream names the identities attending, at least one")
         for caller in callers:
-            self.check(caller, even_when_over=True)
-        attendance = Attendance({caller.client_id: caller.incarnation for caller in callers})
+            self.check(caller, peer, even_when_over=True)
+        attendance = Attendance(peer, {caller.client_id: caller.incarnation for caller in callers})
         self._attendances.add(attendance)
         self.heartbeat(attendance)
         if self.over is not None:
@@ -155,11 +191,24 @@ class Membership:
         return attendance
 
     def heartbeat(self, attendance: Attendance) -> None:
-        """A sign of life of every identity a process holds."""
+        """A sign of life of every identity a process holds.
+
+        Raises
+        ------
+        Refused
+            One of them may not take part any more; it is no member from now on.
+        """
         now, before = self._clock(), self.roster.live
         for client_id, incarnation in attendance.callers.items():
+            try:
+                self.gate.admit(attendance.peer, client_id)
+            except Refused:
+                self.roster.leave(client_id, incarnation, now)
+                self._live_changed()
+                raise
+        for client_id, incarnation in attendance.callers.items():
             self.roster.heartbeat(client_id, incarnation, now)
-        if self.roster.live != before:
+        if self.roster.live is not before:  # rebuilt, hence changed: comparing them would cost O(n) a heartbeat
             self._live_changed()
 
     def seen(self, client_id: int) -> None:
@@ -175,7 +224,7 @@ class Membership:
             self.roster.lost(client_id, incarnation, self._clock())
         self._live_changed()  # not yet, but the next tick is due earlier now
 
-    def leave(self, caller: pb.Caller) -> None:
+    def leave(self, caller: pb.Caller, peer: Peer) -> None:
         """A member goes, in good order.
 
         Raises
@@ -183,7 +232,7 @@ class Membership:
         Refused
             See :meth:`check`.
         """
-        self.check(caller, even_when_over=True)
+        self.check(caller, peer, even_when_over=True)
         self.roster.leave(caller.client_id, caller.incarnation, self._clock())
         for attendance in self._attendances:
             attendance.callers.pop(caller.client_id, None)
@@ -199,9 +248,14 @@ class Membership:
         self.tell_all(pb.AttendEvent(run_finished=self.over))
 
     async def all_left(self, deadline_s: float) -> bool:
-        """Wait until nobody is left; False if somebody was when the time was over."""
+        """Wait until nobody is left; False if somebody was when the time was over.
+
+        A server that was killed after the last commit, and found nothing left to do, waits for those who will come
+        back to it: they have not heard of the end.
+        """
         until = self._clock() + deadline_s
-        while self.roster.live and self._clock() < until:
+        nobody_came = len(self._unheard) == len(self._token_hashes)
+        while (self.roster.live or (nobody_came and self._unheard)) and self._clock() < until:
             await asyncio.sleep(0.02)
             self.roster.tick(self._clock())  # a process that is gone cannot leave
         return not self.roster.live

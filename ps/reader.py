@@ -72,6 +72,10 @@ class RunReader:
         refuse_rollback(self.folder, last=rows[-1][0], newest=newest)
         return rows[-1][2]
 
+    def late_models(self) -> int:
+        """How many models were published behind the public schedule."""
+        return self._committed(journal.late_models)
+
     def last_model(self) -> tuple[int, FloatVector, FloatVector]:
         """The last committed model: its round, θ and R, checked against the row that was committed with it.
 

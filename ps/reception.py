@@ -14,8 +14,10 @@ from common.rpc.frames import Frame, Malformed
 from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps.coordinator import Coordinator
+from ps.identity import Peer
 from ps.inbox import Outcome, RowError, Writer
 from ps.rounds import Phase
+from ps.streams import Stream, intact
 
 __all__ = ["MomentumFrame", "Reception"]
 
@@ -30,8 +32,11 @@ _REFUSALS = {"order": pb.MALFORMED, "too_large": pb.TOO_LARGE, "truncated": pb.T
 class Reception:
     """One PushMomentum call."""
 
-    def __init__(self, coordinator: Coordinator, frames: AsyncIterator[MomentumFrame]) -> None:
-        self._ps, self._inbox, self._frames = coordinator, coordinator.inbox, frames
+    def __init__(
+        self, coordinator: Coordinator, frames: AsyncIterator[MomentumFrame], peer: Peer, stream: Stream
+    ) -> None:
+        self._ps, self._inbox, self._frames, self._peer = coordinator, coordinator.inbox, frames, peer
+        self._stream = stream
         self.client_id: int | None = None  # as the header claims
 
     async def receive(self) -> pb.Accepted:
@@ -42,11 +47,7 @@ class Reception:
         Refused
             It is not wanted, or not what it says it is.
         """
-        try:
-            async with asyncio.timeout(self._ps.experiment.network.first_message_s):
-                frame = await self._next()
-        except TimeoutError:
-            raise Refused(pb.TRUNCATED, "no header came in time") from None
+        frame = await self._stream.first(self._frames)
         header = frame.header
         if header is None:
             raise Refused(pb.MALFORMED, "the first message of a momentum has a header")
@@ -68,7 +69,8 @@ class Reception:
             self._inbox.abandon(writer)
 
     def _admit(self, header: pb.MomentumHeader) -> None:
-        self._ps.members.check(header.caller)
+        self._ps.members.check(header.caller, self._peer)
+        self._stream.claim(header.caller.client_id)
         expected, rounds = self._inbox.num_parameters, self._ps.rounds
         if header.element_count > expected:
             raise Refused(pb.TOO_LARGE, f"{header.element_count} elements announced, the model has {expected}")
@@ -131,15 +133,13 @@ class Reception:
         frame = await anext(self._frames, None)
         if frame is None:
             raise Refused(pb.TRUNCATED, "the stream ended before the final message")
-        if isinstance(frame, Malformed):
-            raise Refused(pb.MALFORMED, frame.reason)
-        return frame
+        return intact(frame)
 
     def _as_refusal(self, problem: RowError, header: pb.MomentumHeader) -> Refused:
         if problem.reason in _REFUSALS:
             return Refused(_REFUSALS[problem.reason], str(problem))
         try:
-            self._ps.members.check(header.caller)  # fenced out by a newer incarnation, or by the run's end?
+            self._ps.members.check(header.caller, self._peer)  # fenced out by a newer incarnation, or by the run's end?
         except Refused as refused:
             return refused
         return _late(header.round_id)

@@ -26,13 +26,13 @@ from ps.privacy.released import Unreleased, open_for_mechanism
 if TYPE_CHECKING:
     from common.noise import GridNoise
 
-__all__ = ["Answered", "Mechanism", "Noise", "Shift", "release"]
+__all__ = ["Answered", "Mechanism", "Noise", "Shift", "release", "who_answered"]
 
 Answered = Sequence[int] | NDArray[np.bool_]
 Noise: TypeAlias = "NDArray[np.float64] | Tensor | GridNoise"
 """Standard normals, (d,) float64; or what draws on the grid itself."""
 
-_LARGEST_MULTIPLIER = 2.0**27
+_LARGEST_NOISE = 2.0**46  # in steps of the grid: draws of 100 σ still leave room below 2^53
 _FLOAT32_ROUNDING = 2.0**-22  # relative: three float32 roundings an entry of M_i, with room
 
 
@@ -86,11 +86,8 @@ class Mechanism:
                 f"the rule was made for f = {self.rule.num_byzantine}, the mechanism for {self.num_byzantine}"
             )
         self.rule.require(self.num_clients)
-        if not 0.0 <= self.noise_multiplier <= _LARGEST_MULTIPLIER:
-            raise PrivacyError(
-                f"noise_multiplier = {self.noise_multiplier!r}: expected a number from 0 to 2^27, up to which noisy "
-                "sums are exact; ask for a larger epsilon"
-            )
+        if not 0.0 <= self.noise_multiplier < math.inf:
+            raise PrivacyError(f"noise_multiplier = {self.noise_multiplier!r}: expected a finite number of at least 0")
         if self.private:
             if self.clip_norm is None and self.rule.needs_clipping:
                 raise PrivacyError(
@@ -100,6 +97,12 @@ class Mechanism:
             stated = self.sensitivity_for(0.0)  # refuses a rule that states none for this form
             if not 0.0 < stated < math.inf:
                 raise PrivacyError(f"{self.rule.name} states a sensitivity of {stated!r}: expected a positive number")
+            divisor = self.rule.divisor(self.num_clients) if isinstance(self.rule, SumRule) else 1
+            if self.sigma * divisor > _LARGEST_NOISE * steps.grid_of(self.radius):
+                raise PrivacyError(
+                    f"noise of σ = {self.sigma:.3g} on a grid for clip_norm = {self.radius:.3g} has more digits than "
+                    "exact sums allow: ask for a larger epsilon, or a clip_norm nearer to what the rule is sensitive to"
+                )
             if self.rescales and (self.strict or self.rule.takes_weights):
                 raise PrivacyError(
                     'privacy.missing = "rescale": not with privacy.premise = "strict", and not with a rule whose rows '
@@ -269,8 +272,7 @@ def release(
         )
     if (shift is None) == mechanism.inside:
         raise ValueError("a shift is needed exactly when server momentum is inside the rule")
-    present = np.zeros(n, dtype=np.bool_)
-    present[np.asarray(answered, dtype=None if len(answered) else np.intp)] = True
+    present = who_answered(answered, n)
     if mechanism.private and not present.all() and bool(matrix[_indices(~present, matrix)].any()):
         raise ValueError("the row of an identity that did not answer is not zero")
     inputs = matrix if shift is None else shift.of(matrix)
@@ -298,6 +300,13 @@ def release(
     if shift is not None and projects:
         noisy.add_(shift.centre.to(torch.float64), alpha=shift.server_momentum)  # public, so after the noise
     return _published(noisy)
+
+
+def who_answered(answered: Answered, num_clients: int) -> NDArray[np.bool_]:
+    """A mask (n,) from indices of rows, or from a mask."""
+    present = np.zeros(num_clients, dtype=np.bool_)
+    present[np.asarray(answered, dtype=None if len(answered) else np.intp)] = True
+    return present
 
 
 def _projected(aggregate: Tensor, radius: float, grid: float, shift: Shift | None) -> Tensor:

@@ -19,6 +19,7 @@ from common.errors import ConfigError
 __all__ = ["Member", "Roster", "Standing"]
 
 _REMEMBERED = 64  # former incarnations of an identity
+_TARDY = 0.25  # of the reconnect grace: a tick later than that shows that the server was stopped
 
 
 class Standing(Enum):
@@ -64,6 +65,9 @@ class Roster:
     -----
     Each event is O(1): since time does not go backwards, the members stay ordered by when they were last heard of,
     and :meth:`tick` looks only at the first ones. ``live`` is built anew, O(n), after it changed.
+
+    Silence counts only while the server listens. A tick that comes much later than it was asked for, by a quarter of
+    the grace, shows that the server itself was stopped: whoever would be dead has the grace from then on to be heard.
     """
 
     def __init__(self, identities: Sequence[int], *, liveness_s: float, reconnect_grace_s: float = 2.0) -> None:
@@ -157,25 +161,45 @@ class Roster:
 
     def tick(self, now: float) -> list[int]:
         """The identities that are newly dead, sorted."""
-        dead: list[int] = []
-        for order, patience in ((self._heard_at, self._liveness_s), (self._lost_at, self._reconnect_grace_s)):
-            while order:
-                client_id, since = next(iter(order.items()))
-                if now < since + patience:
-                    break
-                self._members[client_id] = replace(self._members[client_id], alive=False)
-                self._forget(client_id)
-                dead.append(client_id)
+        if now - self._due() > _TARDY * self._reconnect_grace_s:
+            self._bear_with(self._silent(now), now)
+        dead = self._silent(now)
+        for client_id in dead:
+            self._members[client_id] = replace(self._members[client_id], alive=False)
+            self._forget(client_id)
         return sorted(dead)
 
     def next_tick(self, now: float) -> float | None:
         """When :meth:`tick` must be called next (absolute time, not before ``now``); None while nobody is live."""
-        due = [
-            next(iter(order.values())) + patience
-            for order, patience in ((self._heard_at, self._liveness_s), (self._lost_at, self._reconnect_grace_s))
-            if order
-        ]
-        return max(min(due), now) if due else None
+        return max(self._due(), now) if self._heard_at else None
+
+    def _due(self) -> float:
+        """When the next member is dead, if nothing is heard of it; infinite while nobody is live."""
+        heard = next(iter(self._heard_at.values()), math.inf)
+        lost = next(iter(self._lost_at.values()), math.inf)
+        return min(heard + self._liveness_s, lost + self._reconnect_grace_s)
+
+    def _silent(self, now: float) -> list[int]:
+        """Who has been silent, or without a stream, for too long."""
+        silent = []
+        for client_id, since in self._heard_at.items():
+            if now < since + self._liveness_s:
+                break
+            silent.append(client_id)
+        for client_id, since in self._lost_at.items():
+            if now < since + self._reconnect_grace_s:
+                break
+            if now < self._heard_at[client_id] + self._liveness_s:  # not among the others already
+                silent.append(client_id)
+        return silent
+
+    def _bear_with(self, silent: list[int], now: float) -> None:
+        """As if they were heard now and lost their streams at once."""
+        for client_id in silent:
+            self._heard_at[client_id] = now
+            self._heard_at.move_to_end(client_id)
+            self._lost_at.pop(client_id, None)
+            self._lost_at[client_id] = now
 
     def standing(self, client_id: int, incarnation: bytes) -> Standing:
         """Whether an incarnation may speak for its identity, and if not, why.

@@ -4,14 +4,24 @@ Events and the time come in as arguments, actions go out as values; nothing here
 socket or a file. So a run's whole life can be played at any speed, from a seed. Times are absolute seconds of the
 caller's clock, which never goes backwards.
 
-A round closes when the first of these holds, ``q`` being the quorum, ``n`` the identities, ``f`` the Byzantine ones:
+A round closes when the first of these holds, ``q`` being the quorum, ``f`` the number of Byzantine identities and
+``P`` the members present, that is live or with an answer to this round:
 
 1. at least ``q`` have answered, and every other member is known to be gone;
-2. ``max(n − f, q)`` have answered, and the grace since then is over: ``grace_factor`` times the time they took, and
+2. ``max(P − f, q)`` have answered, and the grace since then is over: ``grace_factor`` times the time they took, and
    at least ``grace_floor_s``;
 3. the deadline has passed, and at least ``q`` have answered, or as soon as they have.
 
-Below the quorum the run waits ``quorum_deadline_s`` beyond the deadline, visibly, and then ends as ``quorum_lost``.
+P follows who is there: a death lowers the number at once (the grace then counts from the answer that was enough, and
+may be over), a member that joins raises it. What this guarantees is said, and proved, in
+:class:`ps.round_policy.RoundPolicy`.
+
+The first round opens likewise: when all ``n`` have joined; or ``max(n − f, q)`` have, and a grace since then is over;
+or at the join deadline, with at least ``q``. (Nobody is known to be dead yet, so here n stands for P.)
+
+Below the quorum the run waits ``quorum_deadline_s`` beyond the deadline, visibly, and then ends as ``quorum_lost``. A
+server that was itself stopped for a while cannot have been reached: a timer that comes ``tardy_s`` late, or more,
+begins that wait anew.
 
 With a public schedule (``period_s``) none of this depends on who joins or answers: the first round opens
 ``join_deadline_s`` after the start, a round closes when its time has come, with whatever arrived, and θ of the next is
@@ -25,94 +35,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from common.errors import ConfigError
+from ps.round_policy import RoundPolicy
 
-__all__ = ["Action", "CloseReason", "CloseRound", "EndRun", "OpenRound", "Phase", "RoundPolicy", "Rounds", "Wait"]
+__all__ = ["Action", "CloseReason", "CloseRound", "EndRun", "OpenRound", "Phase", "Rounds", "Wait"]
 
 CloseReason = Literal["all_answered", "rest_gone", "grace_over", "deadline", "quorum_reached", "schedule"]
-
-
-@dataclass(frozen=True)
-class RoundPolicy:
-    """When rounds open, close and give up; fixed for a run. Durations are in seconds.
-
-    Raises
-    ------
-    ConfigError
-        A count that does not fit the others, or a duration that is negative, zero where it bounds a wait, or not
-        finite.
-    """
-
-    num_clients: int
-    num_byzantine: int
-    quorum: int
-    rounds: int
-    join_deadline_s: float
-    round_deadline_s: float
-    grace_factor: float
-    grace_floor_s: float
-    quorum_deadline_s: float
-    period_s: float | None = None
-    """From the opening of a round to the opening of the next, on a public schedule; None closes by answers."""
-    margin_s: float = 0.0
-    """How much of the period is left to make and publish the round after it closed."""
-
-    def __post_init__(self) -> None:
-        n = self.num_clients
-        for name, least, most in (
-            ("num_clients", 1, None),
-            ("num_byzantine", 0, n - 1),
-            ("quorum", 1, n),
-            ("rounds", 1, None),
-        ):
-            value = getattr(self, name)
-            if value < least or (most is not None and value > most):
-                limits = f"at least {least}" if most is None else f"{least} to {most} with {n} clients"
-                raise ConfigError(f"{name} = {value!r}: expected {limits}")
-        for name in ("join_deadline_s", "round_deadline_s", "quorum_deadline_s", "grace_factor", "grace_floor_s"):
-            value = getattr(self, name)
-            bounds_a_wait = name.endswith("deadline_s")
-            if not (math.isfinite(value) and (value > 0 if bounds_a_wait else value >= 0)):
-                raise ConfigError(
-                    f"{name} = {value!r}: expected a finite number {'above 0' if bounds_a_wait else 'of at least 0'}"
-                )
-
-        if self.period_s is not None and not 0 <= self.margin_s < self.period_s < math.inf:
-            raise ConfigError(f"margin_s = {self.margin_s!r}: expected less than the period of {self.period_s!r} s")
-
-    @property
-    def collect_s(self) -> float:
-        """How long a round collects at most, while the quorum is there."""
-        return self.round_deadline_s if self.period_s is None else self.period_s - self.margin_s
-
-    @property
-    def pace(self) -> int:
-        """``max(n − f, q)``: with so many answers, the round waits for the others no longer than the grace."""
-        return max(self.num_clients - self.num_byzantine, self.quorum)
-
-    def longest_s(self, rounds: int) -> float:
-        """Seconds after which a run with ``rounds`` rounds to go has ended, the time spent publishing apart."""
-        waiting = self.quorum_deadline_s if self.period_s is None else self.margin_s
-        return self.join_deadline_s + self.quorum_deadline_s + rounds * (self.collect_s + waiting)
-
-    def warning(self) -> str | None:
-        """A sentence when the margin is so small that the Byzantine clients can set the pace, else None."""
-        n, f, q = self.num_clients, self.num_byzantine, self.quorum
-        if f == 0 or self.period_s is not None:
-            return None
-        if q > n - f:
-            return (
-                f"{f} Byzantine clients can set the pace: the quorum is {q}, and only {n - f} of {n} clients are sure "
-                f"to answer, so by keeping silent they hold every round until its deadline and then end the run; "
-                f"lower the quorum to {n - f} or less, or add clients"
-            )
-        if n <= 3 * f + 1:
-            return (
-                f"{n} clients leave no margin for {f} Byzantine ones: when these keep silent, {n - f} answers are left "
-                f"of which a robust rule can need {2 * f + 1}, so with any honest client absent too, the silent ones "
-                f"set the pace of every round; at least {3 * f + 2} clients are advised"
-            )
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +122,11 @@ class Rounds:
         self._started = False
         self._live: frozenset[int] = frozenset()
         self._answered: set[int] = set()
+        self._answered_at: list[float] = []  # in order; the k-th is when k had answered
         self._owing: set[int] = set()  # live, and has not answered the open round
-        self._opened_at = self._deadline = self._give_up = math.inf
-        self._grace_over: float | None = None
+        self._opened_at = 0.0  # the round; before the first one, the wait for clients
+        self._enough_since: float | None = None  # before the first round: max(n − f, q) have joined and stayed
+        self._deadline = self._give_up = math.inf
         self._overdue = False
         self._told: tuple[int, float, bool] | None = None  # the situation the last Wait described
         self._stopping: EndRun | None = None
@@ -231,7 +160,7 @@ class Rounds:
         """The PS is listening: the wait for clients begins. Its second call changes nothing."""
         if self._started or self._phase is Phase.ENDED:
             return []
-        self._started = True
+        self._started, self._opened_at = True, now
         if self._round_id == self.policy.rounds:
             return [self._completed()]
         self._wait_until(now + self.policy.join_deadline_s)
@@ -266,10 +195,8 @@ class Rounds:
             and client_id not in self._answered
         ):
             self._answered.add(client_id)
+            self._answered_at.append(now)
             self._owing.discard(client_id)
-            if len(self._answered) == self.policy.pace and self.policy.period_s is None:
-                took = now - self._opened_at
-                self._grace_over = now + max(self.policy.grace_floor_s, self.policy.grace_factor * took)
         return self._settle(now)
 
     def published(self, round_id: int, now: float) -> list[Action]:
@@ -319,10 +246,7 @@ class Rounds:
         """When :meth:`tick` must be called next (absolute time, not before ``now``); None: only events matter."""
         if not self._collecting_or_joining():
             return None
-        due = self._give_up if self._overdue else self._deadline
-        if self._grace_over is not None:
-            due = min(due, self._grace_over)
-        return max(due, now)
+        return max(min(self._give_up if self._overdue else self._deadline, self._grace_over()), now)
 
     def waiting(self, now: float) -> Wait | None:
         """The wait that is on, worded for ``now`` (so that a display can count down); None when all goes well."""
@@ -332,26 +256,45 @@ class Rounds:
         have, until = situation
         n, need, left = self.policy.num_clients, self.policy.quorum, _seconds(until - now)
         if self._phase is Phase.COLLECTING:
-            message = f"round {self._round_id}: {have} of {n} answered, need {need - have} more; gives up in {left}"
+            message = f"round {self._round_id}: {have} of {n} answered, need {need - have} more of {self._whom()}"
         elif self._overdue:
-            message = f"{have} of {n} clients have joined, need {need - have} more; gives up in {left}"
+            message = f"{have} of {n} clients have joined, need {need - have} more of {self._whom()}"
         else:
-            message = (
-                f"{have} of {n} clients have joined, waiting for {n - have} more; starts with at least {need} in {left}"
-            )
-        return Wait(message, have, need, n, until)
+            rest = f", waiting for {n - have} more; starts with at least {need}"
+            rest = rest if self.policy.period_s is None else "; the schedule starts"
+            return Wait(f"{have} of {n} clients have joined{rest} in {left}", have, need, n, until)
+        return Wait(f"{message}; gives up in {left}", have, need, n, until)
+
+    def _whom(self) -> str:
+        """Who is missing, in few words."""
+        missing = self.missing
+        shown, rest = ", ".join(map(str, missing[:5])), len(missing) - 5
+        return shown if rest <= 0 else f"{shown} and {rest} other{'s' if rest > 1 else ''}"
 
     def _situation(self) -> tuple[int, float] | None:
         """How many are there and until when the run waits for more; None when it need not."""
         if not self._collecting_or_joining():
             return None
         if self._phase is Phase.JOINING:
-            return len(self._live), self._give_up if self._overdue else self._deadline
+            return len(self._live), self._give_up if self._overdue else min(self._deadline, self._grace_over())
         if self.policy.period_s is not None:
             return None
         have = len(self._answered)
         stuck = have < self.policy.quorum and (self._overdue or not self._owing)
         return (have, self._give_up) if stuck else None
+
+    def _grace_over(self) -> float:
+        """When the wait for the rest ends, as things are; infinite while too few are there."""
+        if self.policy.period_s is not None:
+            return math.inf
+        if self._phase is Phase.JOINING:
+            since = self._enough_since
+            return math.inf if since is None else since + self.policy.start_grace_s(since - self._opened_at)
+        pace = self.policy.pace(len(self._answered) + len(self._owing))
+        if len(self._answered_at) < pace:
+            return math.inf
+        reached_at = self._answered_at[pace - 1]
+        return reached_at + self.policy.grace_s(reached_at - self._opened_at)
 
     def _collecting_or_joining(self) -> bool:
         return self._phase is Phase.COLLECTING or (self._phase is Phase.JOINING and self._started)
@@ -360,12 +303,12 @@ class Rounds:
         """What the present situation calls for, the event already applied."""
         if not self._collecting_or_joining():
             return []
-        was_overdue, self._overdue = self._overdue, now >= self._deadline
+        was_overdue = self._overdue
+        if now - (self._give_up if was_overdue else self._deadline) > self.policy.tardy_s:
+            self._give_up = max(self._give_up, now + self.policy.quorum_deadline_s)
+        self._overdue = now >= self._deadline
         if self._phase is Phase.JOINING:
-            have = len(self._live)
-            if self.policy.period_s is not None:
-                return self._open(now) if self._overdue else []
-            if have == self.policy.num_clients or (self._overdue and have >= self.policy.quorum):
+            if self._may_start(now):
                 return self._open(now)
         else:
             reason = self._reason_to_close(now, was_overdue)
@@ -375,6 +318,18 @@ class Rounds:
         if now >= self._give_up:
             return [self._end(EndRun("quorum_lost", self._too_few()))]
         return self._tell(now)
+
+    def _may_start(self, now: float) -> bool:
+        if self.policy.period_s is not None:
+            return self._overdue
+        have = len(self._live)
+        if have < self.policy.pace(self.policy.num_clients):
+            self._enough_since = None
+        elif self._enough_since is None:
+            self._enough_since = now
+        if have == self.policy.num_clients or now >= self._grace_over():
+            return True
+        return self._overdue and have >= self.policy.quorum
 
     def _reason_to_close(self, now: float, was_overdue: bool) -> CloseReason | None:
         if self.policy.period_s is not None:
@@ -389,16 +344,16 @@ class Rounds:
             return "rest_gone"
         if self._overdue:
             return "deadline"
-        if self._grace_over is not None and now >= self._grace_over:
+        if now >= self._grace_over():
             return "grace_over"
         return None
 
     def _open(self, now: float) -> list[Action]:
         self._phase = Phase.COLLECTING
         self._answered.clear()
+        self._answered_at.clear()
         self._owing = set(self._live)
         self._opened_at = now
-        self._grace_over = None
         self._wait_until(now + self.policy.collect_s)
         return [OpenRound(self._round_id, self._deadline), *self._tell(now)]
 
@@ -423,12 +378,11 @@ class Rounds:
         return end
 
     def _too_few(self) -> str:
-        n, need, missing = self.policy.num_clients, self.policy.quorum, self.missing
+        n, have = self.policy.num_clients, self.policy.num_clients - len(self.missing)
         did = "clients joined" if self._phase is Phase.JOINING else "clients answered"
-        shown = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} others" if len(missing) > 5 else "")
         return (
-            f"round {self._round_id}: {n - len(missing)} of {n} {did}, at least {need} were needed; missing: {shown}. "
-            f"Resume the run when they can be reached, or start one with a lower quorum"
+            f"round {self._round_id}: {have} of {n} {did}, at least {self.policy.quorum} were needed; missing: "
+            f"{self._whom()}. Resume the run when they can be reached, or start one with a lower quorum"
         )
 
 

@@ -323,6 +323,16 @@ class RunStore:
         with self._using(journal.FILE, "read the run's status"):
             return journal.run_status(self._journal)
 
+    def note_late(self, round_id: int) -> None:
+        """Say, durably and before it happens, that a model is published behind the public schedule."""
+        with self._using(journal.FILE, "note a late model"), transaction(self._journal):
+            journal.note_late(self._journal, round_id)
+
+    def late_models(self) -> int:
+        """How many models were published behind the public schedule."""
+        with self._using(journal.FILE, "read the run's models"):
+            return journal.late_models(self._journal)
+
     def finish(self, status: str, message: str = "") -> None:
         """Say, durably, how the run ended; committing another round makes it ``running`` again.
 

@@ -44,10 +44,11 @@ def summarise(
 
     Keys: ``status``, ``message``, ``private``, ``private_because``, ``premises``, ``neighbouring``, ``rounds``
     (published), ``final_accuracy`` (last model, whole test set), ``accuracy_last`` (mean, std, rounds averaged),
-    ``accuracy_max``, ``accuracy_curve`` ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: what is
-    guaranteed), ``epsilon_spent`` (of the releases made), ``epsilon_pld`` (``checked``: the same by an independent
-    accountant), ``noise_multiplier``, ``round_latency_s`` (p50, p95, max, mean seconds of each phase), ``bytes_down``,
-    ``bytes_up``, ``refusals`` (by kind), and what ``extra`` adds.
+    ``accuracy_max``, ``accuracy_curve`` ([round, accuracy] pairs), ``epsilon`` and ``delta`` (the budget's: guaranteed
+    where ``private`` is true), ``epsilon_spent`` (of the releases made), ``epsilon_pld`` (``checked``: the same by an
+    independent accountant), ``previous`` (earlier runs that these count), ``noise_multiplier``, ``round_latency_s``
+    (p50, p95, max, mean seconds of each phase), ``bytes_down``, ``bytes_up``, ``refusals`` (by kind), and what
+    ``extra`` adds.
     """
     budget = Budget.of(ledger.genesis)
     curve = [[record.round_id, record.accuracy] for record in evaluations]
@@ -77,6 +78,7 @@ def summarise(
         "epsilon": budget.epsilon if budget else None,
         "epsilon_spent": ledger.epsilon_spent(budget.delta, budget.calibration) if budget else None,
         "epsilon_pld": checked,
+        "previous": [text.partition(" ")[0] for text in ledger.genesis.previous],
         "delta": budget.delta if budget else None,
         "calibration": budget.calibration if budget else None,
         "noise_multiplier": ledger.genesis.noise_multiplier or 0.0,

@@ -12,7 +12,7 @@ from pathlib import Path
 from common.errors import StoreDamaged
 from ps.durable import explaining
 
-__all__ = ["issue_tokens", "load_hashes", "save_hashes"]
+__all__ = ["TOKENS", "issue_tokens", "load_hashes", "save_hashes"]
 
 HASHES, TOKENS = "join_token_hashes.json", "join_tokens.json"
 

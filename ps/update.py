@@ -18,7 +18,7 @@ from common.aggregation import step as steps
 from common.errors import RunFailed
 from common.randomness import stream
 from ps.privacy.released import Unreleased
-from ps.release import Answered, Mechanism, Noise, Shift, release
+from ps.release import Answered, Mechanism, Noise, Shift, release, who_answered
 
 __all__ = [
     "Mechanism",
@@ -94,7 +94,7 @@ def release_round(
     """
     shift = Shift(server_momentum, state.momentum) if mechanism.inside else None
     context = context_of(mechanism, state, seed)
-    present = mechanism.counted(len(answered))
+    present = mechanism.counted(int(who_answered(answered, mechanism.num_clients).sum()))
     return Released(
         vector=release(mechanism, rows, answered, noise, context, shift),
         sensitivity=mechanism.charged_sensitivity(len(state.theta), shift, present) if mechanism.private else 0.0,

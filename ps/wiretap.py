@@ -6,7 +6,7 @@ A service of its own on a port of its own. It exists only when the experiment as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -17,6 +17,7 @@ from common.rpc.v1 import parameter_server_pb2 as pb
 from common.rpc.v1 import wiretap_pb2 as tap
 from ps.coordinator import Coordinator
 from ps.privacy.released import open_for_wiretap
+from ps.streams import Streams
 
 __all__ = ["WiretapService"]
 
@@ -30,32 +31,40 @@ class WiretapService:
         Whose inbox is read.
     honest_ids, adversary_ids
         Whose momenta are shown, and to whom.
+    streams
+        How many calls may be open.
     """
 
-    def __init__(self, coordinator: Coordinator, honest_ids: Sequence[int], adversary_ids: Sequence[int]) -> None:
-        self._ps = coordinator
+    def __init__(
+        self, coordinator: Coordinator, honest_ids: Sequence[int], adversary_ids: Sequence[int], streams: Streams
+    ) -> None:
+        self._ps, self._streams = coordinator, streams
         self._honest, self._adversaries = frozenset(honest_ids), frozenset(adversary_ids)
 
-    async def Tap(self, request: tap.TapRequest | Malformed, context: ServicerContext[Any, Any]) -> None:  # noqa: N802
-        try:
-            if isinstance(request, Malformed):
-                raise Refused(pb.MALFORMED, request.reason)
-            self._ps.members.check(request.caller)
-            if request.caller.client_id not in self._adversaries:
-                raise Refused(pb.NOT_A_MEMBER, "the wiretap is for the experiment's adversaries")
-            ready = await self._ps.reached(lambda: self._enough(request.round_id), request.wait_s)
-        except Refused as refused:
-            self._ps.count(refused.kind, None)
-            await context.write(encode_frame(header=tap.TapHeader(refusal=refused.as_message())))
-            return
-        rounds = self._ps.rounds
-        if not ready or self._ps.members.over is not None or rounds.round_id != request.round_id:
-            not_yet = pb.NotYet(round_id=rounds.round_id, waiting_for="the honest momenta of an open round")
-            await context.write(encode_frame(header=tap.TapHeader(not_yet=not_yet)))
-            return
-        # All rows are copied before the first await: the round may close, and its rows be reused, while they travel.
-        for frame in [frame for client_id in self._arrived() for frame in self._frames(request.round_id, client_id)]:
-            await context.write(frame)
+    async def Tap(  # noqa: N802
+        self, requests: AsyncIterator[tap.TapRequest | Malformed], context: ServicerContext[Any, Any]
+    ) -> None:
+        async with self._streams.opened(context) as stream:
+            try:
+                request = await stream.first(requests)
+                self._ps.members.check(request.caller, self._ps.members.gate.peer(context))
+                if request.caller.client_id not in self._adversaries:
+                    raise Refused(pb.NOT_A_MEMBER, "the wiretap is for the experiment's adversaries")
+                stream.claim(request.caller.client_id)
+                ready = await self._ps.reached(lambda: self._enough(request.round_id), request.wait_s)
+            except Refused as refused:
+                self._ps.count(refused.kind, None)
+                await context.write(encode_frame(header=tap.TapHeader(refusal=refused.as_message())))
+                return
+            rounds = self._ps.rounds
+            if not ready or self._ps.members.over is not None or rounds.round_id != request.round_id:
+                not_yet = pb.NotYet(round_id=rounds.round_id, waiting_for="the honest momenta of an open round")
+                await context.write(encode_frame(header=tap.TapHeader(not_yet=not_yet)))
+                return
+            # All rows are copied before the first await: the round may close, and its rows be reused, meanwhile.
+            copied = [frame for client_id in self._arrived() for frame in self._frames(request.round_id, client_id)]
+            for frame in copied:
+                await context.write(frame)
 
     def _arrived(self) -> list[int]:
         return [client_id for client_id in sorted(self._honest) if self._ps.inbox.digest_of(client_id) is not None]

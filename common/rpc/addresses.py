@@ -44,7 +44,7 @@ def parse_address(text: str, *, setting: str = "network.address") -> Address:
     return Address(host[1:-1] if bracketed else host, int(port))
 
 
-def refuse_insecure(address: Address, *, insecure: bool) -> None:
+def refuse_insecure(address: Address, *, insecure: bool, tls: bool = False) -> None:
     """Let an unprotected address beyond loopback pass only when that was asked for by name.
 
     Raises
@@ -52,8 +52,9 @@ def refuse_insecure(address: Address, *, insecure: bool) -> None:
     InsecureRefused
         Join tokens and momenta would travel in the clear over a network.
     """
-    if not address.is_loopback and not insecure:
+    if not (address.is_loopback or insecure or tls):
         raise InsecureRefused(
-            f"{address} is not a loopback address: join tokens and momenta would travel unencrypted. Use 127.0.0.1, "
-            "or accept the risk with --insecure (network.insecure = true)"
+            f"{address} is not a loopback address: join tokens and momenta would travel unencrypted. Make "
+            "certificates (`byzuldp certs`) and set network.tls, use 127.0.0.1, or accept the risk with --insecure "
+            "(network.insecure = true)"
         )

@@ -30,7 +30,16 @@ from google.protobuf.message import DecodeError, Message
 
 from common.rpc.v1.parameter_server_pb2 import Trailer
 
-__all__ = ["FRAME_OVERHEAD", "Frame", "Malformed", "decode_frame", "encode_frame", "tensor_bytes", "tensor_frames"]
+__all__ = [
+    "FRAME_OVERHEAD",
+    "Frame",
+    "Malformed",
+    "Oversized",
+    "decode_frame",
+    "encode_frame",
+    "tensor_bytes",
+    "tensor_frames",
+]
 
 FRAME_OVERHEAD = 16 * 1024
 """Bytes a frame may have beyond its payload (headers are far smaller)."""
@@ -56,6 +65,11 @@ class Malformed:
     """What a peer sent instead of a message, and why it is none."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Oversized(Malformed):
+    """A message that is larger than a message may be."""
 
 
 def _varint(value: int) -> bytes:

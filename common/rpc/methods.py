@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from common.rpc.frames import Frame, Malformed, decode_frame
+from common.rpc.frames import Frame, Malformed, Oversized, decode_frame
 from common.rpc.v1 import parameter_server_pb2 as pb
 from common.rpc.v1 import wiretap_pb2 as tap
 
-__all__ = ["PARAMETER_SERVER", "WIRETAP", "ParameterServerStub", "WiretapStub", "handlers"]
+__all__ = ["PARAMETER_SERVER", "WIRETAP", "ParameterServerStub", "WiretapStub", "handlers", "reader"]
 
 M = TypeVar("M", bound=Message)
 
@@ -32,7 +32,7 @@ def _encode(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _reader(kind: type[M]) -> Callable[[bytes], M | Malformed]:
+def reader(kind: type[M]) -> Callable[[bytes], M | Malformed]:
     """A deserialiser that returns what is wrong instead of raising: the handler answers with a refusal."""
 
     def read(data: bytes) -> M | Malformed:
@@ -54,34 +54,51 @@ def _frames(header: type[M]) -> Callable[[bytes], Frame[M] | Malformed]:
 # name: (client streams, server streams, request reader, reply writer, request writer, reply reader)
 _TABLE: dict[str, dict[str, tuple[bool, bool, Any, Any, Any, Any]]] = {
     PARAMETER_SERVER: {
-        "Join": (False, False, _reader(pb.JoinRequest), _encode, _encode, _reader(pb.JoinReply)),
-        "Attend": (True, True, _reader(pb.AttendRequest), _encode, _encode, _reader(pb.AttendEvent)),
-        "PullModel": (False, True, _reader(pb.PullModelRequest), _as_is, _encode, _frames(pb.ModelHeader)),
-        "PushMomentum": (True, False, _frames(pb.MomentumHeader), _encode, _as_is, _reader(pb.PushReply)),
-        "Leave": (False, False, _reader(pb.LeaveRequest), _encode, _encode, _reader(pb.LeaveReply)),
+        "Join": (False, False, reader(pb.JoinRequest), _encode, _encode, reader(pb.JoinReply)),
+        "Attend": (True, True, reader(pb.AttendRequest), _encode, _encode, reader(pb.AttendEvent)),
+        "PullModel": (False, True, reader(pb.PullModelRequest), _as_is, _encode, _frames(pb.ModelHeader)),
+        "PushMomentum": (True, False, _frames(pb.MomentumHeader), _encode, _as_is, reader(pb.PushReply)),
+        "Leave": (False, False, reader(pb.LeaveRequest), _encode, _encode, reader(pb.LeaveReply)),
     },
     WIRETAP: {
-        "Tap": (False, True, _reader(tap.TapRequest), _as_is, _encode, _frames(tap.TapHeader)),
+        "Tap": (False, True, reader(tap.TapRequest), _as_is, _encode, _frames(tap.TapHeader)),
     },
 }
 
-_HANDLER = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
 
+def handlers(service: str, servicer: object, message_bytes: int) -> grpc.GenericRpcHandler:
+    """The handlers of a service: ``servicer`` has one coroutine method per RPC, by the RPC's name.
 
-def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
-    """The handlers of a service: ``servicer`` has one coroutine method per RPC, by the RPC's name."""
+    All of them are given their requests as a stream, also where there is one only (on the wire that is the same): gRPC
+    would wait for a single request without end, before the method hears of the call.
+
+    Parameters
+    ----------
+    message_bytes
+        A larger request is read as :class:`common.rpc.frames.Oversized`.
+    """
+    kinds: dict[bool, Any] = {
+        False: grpc.stream_unary_rpc_method_handler,
+        True: grpc.stream_stream_rpc_method_handler,
+    }
     return grpc.method_handlers_generic_handler(
         service,
         {
-            name: _HANDLER[up, down](getattr(servicer, name), request_deserializer=read, response_serializer=write)
-            for name, (up, down, read, write, _, _) in _TABLE[service].items()
+            name: kinds[down](
+                getattr(servicer, name), request_deserializer=_bounded(read, message_bytes), response_serializer=write
+            )
+            for name, (_, down, read, write, _, _) in _TABLE[service].items()
         },
     )
+
+
+def _bounded(read: Callable[[bytes], Any], message_bytes: int) -> Callable[[bytes], Any]:
+    def bounded(data: bytes) -> Any:
+        if len(data) > message_bytes:
+            return Oversized(f"a message of {len(data)} bytes, at most {message_bytes} are taken; send smaller chunks")
+        return read(data)
+
+    return bounded
 
 
 class _Stub:

@@ -6,9 +6,9 @@ from common.rpc.v1.parameter_server_pb2 import Refusal, RefusalKind
 
 __all__ = ["REJOIN", "Refused", "kind_name", "refusal"]
 
-REJOIN = frozenset((RefusalKind.NOT_A_MEMBER, RefusalKind.ROW_BUSY))
-"""Refusals after which a client joins anew: the parameter server has restarted, or still listens to a stream of ours
-that broke (a new incarnation takes its row over)."""
+REJOIN = frozenset((RefusalKind.NOT_A_MEMBER, RefusalKind.ROW_BUSY, RefusalKind.TOO_MANY_CALLS))
+"""Refusals after which a client waits a little and joins anew: the parameter server has restarted, or still listens to
+streams of ours that broke (a new incarnation takes its row over)."""
 
 
 class Refused(Exception):

@@ -24,7 +24,8 @@ from common.learning.task import build_task
 from deploy.audit.canary import Cells
 from deploy.audit.server import Servers
 from deploy.audit.setting import CELL, Claim, Setting
-from ps.privacy.rows import Genesis, from_json
+from ps.privacy.residuals import Residuals
+from ps.privacy.rows import Genesis, LedgerEntry, from_json
 from ps.reader import RunReader
 
 __all__ = ["observe", "releases"]
@@ -38,21 +39,26 @@ Rows = Callable[[int], Sequence[Momentum]]
 """The momenta of a round, by identity."""
 
 
-def observe(setting: Setting, claim: Claim, world: int, servers: Servers, folder: Path) -> Cells:
+def observe(
+    setting: Setting, claim: Claim, world: int, servers: Servers, folder: Path, residuals: Residuals | None = None
+) -> Cells:
     """Play world +1 or −1; returns Y of every cell, in units of the noise claimed for it.
+
+    What is left of every release without its aggregate is added to ``residuals``.
 
     Raises
     ------
     RunFailed, NetworkProblem
         A server does not do what it should.
     PrivacyError
-        A server's noise multiplier is not what its budget means, or rounding would hide the noise.
+        A server's noise multiplier is not what its budget means, a release is not in its ledger, or rounding would
+        hide the noise.
     """
     experiment, sigma = setting.experiment(claim), setting.sigma(claim.mu)
     signs, places = setting.signs(), setting.places()
     starts, rounds, cells = setting.shape
     found = np.empty(setting.shape)
-    for run in ([0, 1],) if setting.starts == "restarted" else [[start] for start in range(starts)]:
+    for run in [[0, 1]] if setting.starts == "restarted" else [[start] for start in range(starts)]:
         where = places[run].reshape(-1, cells)
         rows = _rows(setting, world, signs[run].reshape(-1, cells), where)
         run_dir = folder / "run"
@@ -60,6 +66,14 @@ def observe(setting: Setting, claim: Claim, world: int, servers: Servers, folder
         _require_multiplier(run_dir, setting.noise_multiplier(claim.mu))
         released = releases(models, setting.server_momentum, sigma)
         found[run] = np.take_along_axis(released, where, axis=-1).reshape(len(run), rounds, cells)
+        if residuals is not None:
+            directions = np.zeros_like(released)
+            np.put_along_axis(directions, where, world * signs[run].reshape(-1, cells), axis=-1)
+            claimed = np.maximum(_charged(setting, run_dir, len(released)), sigma)
+            released -= setting.moved * directions
+            released /= claimed[:, None]
+            name = f"{setting.name!r}{f' (run {run[0] + 1})' if setting.starts == 'two runs' else ''}, world {world:+d}"
+            residuals.add(name, released, along=directions, grid=setting.grid / sigma)
         shutil.rmtree(run_dir)
     found /= sigma
     return found
@@ -165,6 +179,16 @@ async def _play(
 
 class _SeenAll(Exception):
     """Every model that the audit wants has been published."""
+
+
+def _charged(setting: Setting, run_dir: Path, releases: int) -> npt.NDArray[np.float64]:
+    """σ of each release, as the ledger has it, on Y."""
+    rows = [from_json(row[1]) for row in RunReader(run_dir).ledger_rows()]
+    sigmas = {row.round_id: row.sigma for row in rows if isinstance(row, LedgerEntry)}
+    if not all(round_id in sigmas for round_id in range(releases)):
+        raise PrivacyError("a release that was published is not in the server's ledger")
+    on_momentum = 1.0 - setting.server_momentum if setting.form == "inside" else 1.0
+    return np.array([sigmas[round_id] for round_id in range(releases)]) / on_momentum
 
 
 def _require_multiplier(run_dir: Path, expected: float) -> None:

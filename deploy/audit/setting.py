@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from common.aggregation.step import grid_of
 from common.config import Experiment, experiment_from
 from common.privacy.conversions import epsilon_of, mu_of
 from common.randomness import stream
@@ -120,6 +121,26 @@ class Setting:
         """z S of one coordinate of Y, as the claim has it: the audit's unit, which it does not ask the server for."""
         sensitivity = 2.0 * self.clip_norm / (self.clients - 2 * self.byzantine)
         return self.noise_multiplier(mu) * sensitivity
+
+    @property
+    def moved(self) -> float:
+        """The aggregate in a cell is plus or minus this, and 0 elsewhere: of the n − 2f values kept all but one are 0.
+
+        Momenta that are too large are projected onto the ball, where they are a row of cells again.
+        """
+        return CELL / (self.clients - 2 * self.byzantine)
+
+    @property
+    def grid(self) -> float:
+        """What the noise of one coordinate of Y is a multiple of: noise on the sum, or on R = β R + (1 − β) Y."""
+        divisor = 1.0 - self.server_momentum if self.form == "inside" else self.clients - 2 * self.byzantine
+        return grid_of(self.clip_norm) / divisor
+
+    @property
+    def releases(self) -> int:
+        """Of both worlds together."""
+        starts, rounds, _ = self.shape
+        return 2 * starts * rounds
 
     def experiment(self, claim: Claim) -> Experiment:
         """The run whose budget makes the server choose z.

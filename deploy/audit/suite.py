@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,15 @@ from deploy.audit.observation import observe
 from deploy.audit.server import PRODUCT, Servers
 from deploy.audit.setting import Claim, Setting
 from ps.privacy.audit import AuditResult, Tally
+from ps.privacy.residuals import Check, Residuals
 
-__all__ = ["Finding", "Trials", "audit", "judge", "play", "settings_for"]
+__all__ = ["Audited", "Finding", "Trials", "audit", "judge", "play", "residuals_of", "settings_for"]
 
 ALL_SIGNS_OF_FOUR = ("++++", "+-+-", "++--", "+--+")
 """Orthogonal, so that noise which any two of the four releases share is halved in two of them."""
+
+RESIDUALS_SHARE = 0.1
+"""Of α, for the checks of the residuals; the rest is for the bounds."""
 
 Trials = Mapping[str, Mapping[int, npt.NDArray[np.float64]]]
 """The statistics of a setting's trials, by pattern and world."""
@@ -42,6 +47,20 @@ class Finding:
     def trials(self) -> int:
         """Per world."""
         return self.setting.canary.trials(self.setting.shape)[self.pattern]
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an audit found: bounds from the canaries, and checks of the noise itself."""
+
+    findings: Sequence[Finding]
+    checks: Sequence[Check]
+
+    @property
+    def verdict(self) -> Literal["pass", "fail"]:
+        """``fail`` if a bound exceeds the claim or a check fails."""
+        failed = any(finding.result.verdict == "fail" for finding in self.findings)
+        return "fail" if failed or any(check.verdict == "fail" for check in self.checks) else "pass"
 
 
 def settings_for(
@@ -109,8 +128,16 @@ def settings_for(
     return tuple(chosen)
 
 
-def play(setting: Setting, claim: Claim, servers: Servers, folder: Path) -> Trials:
-    """Both worlds of a setting.
+def residuals_of(settings: Sequence[Setting], alpha: float) -> dict[int, Residuals]:
+    """Where the residuals of all releases will go, by d; ``alpha`` for all checks."""
+    planned: dict[int, int] = {}
+    for setting in settings:
+        planned[setting.num_parameters] = planned.get(setting.num_parameters, 0) + setting.releases
+    return {d: Residuals(releases, d, alpha / len(planned)) for d, releases in planned.items()}
+
+
+def play(setting: Setting, claim: Claim, servers: Servers, folder: Path, residuals: Residuals | None = None) -> Trials:
+    """Both worlds of a setting; what is left of their releases without the aggregate goes to ``residuals``.
 
     Raises
     ------
@@ -119,7 +146,7 @@ def play(setting: Setting, claim: Claim, servers: Servers, folder: Path) -> Tria
     """
     statistics: dict[str, dict[int, npt.NDArray[np.float64]]] = {pattern: {} for pattern in setting.canary.patterns}
     for world in (1, -1):
-        cells = observe(setting, claim, world, servers, folder)
+        cells = observe(setting, claim, world, servers, folder, residuals)
         for pattern, values in setting.canary.statistics(cells, setting.signs()).items():
             statistics[pattern][world] = values
     return statistics
@@ -143,13 +170,14 @@ def audit(
     *,
     entry: str = PRODUCT,
     told: Callable[[Setting], None] = lambda _setting: None,
-) -> list[Finding]:
+) -> Audited:
     """Run everything, one after the other, in a temporary folder.
 
     Parameters
     ----------
     alpha
-        The probability that any verdict is *fail* though the claim holds: shared out evenly.
+        The probability that any verdict is *fail* though the claim holds: :data:`RESIDUALS_SHARE` of it for the checks
+        of the residuals of all releases, the rest shared out evenly among the bounds.
     entry
         The parameter server, ``module:function``.
     told
@@ -160,12 +188,15 @@ def audit(
     ByzULDPError
         The audit could not be carried out. What it finds is returned, whatever it is.
     """
-    share = alpha / sum(len(setting.canary.patterns) for setting in settings)
+    residuals = residuals_of(settings, RESIDUALS_SHARE * alpha)
+    share = (1 - RESIDUALS_SHARE) * alpha / sum(len(setting.canary.patterns) for setting in settings)
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="byzuldp-audit-") as scratch:
         folder = Path(scratch)
         with Servers(folder, entry) as servers:
             for setting in settings:
                 told(setting)
-                findings += judge(setting, play(setting, claim, servers, folder), claim, share)
-    return findings
+                findings += judge(
+                    setting, play(setting, claim, servers, folder, residuals[setting.num_parameters]), claim, share
+                )
+    return Audited(findings, tuple(check for each in residuals.values() for check in each.checks()))

@@ -48,14 +48,15 @@ def _print(found: Verification) -> None:
     for check in found.checks:
         table.add_row(check.name, check.found, "[green]holds[/]" if check.holds else "[red]does not hold[/]")
     if found.epsilon is not None and found.delta is not None:
-        table.add_row("guaranteed", f"ε = {found.epsilon:g} at δ = {found.delta:g} ({found.calibration})", "")
-        spent = (
-            f"ε = {found.epsilon_exact:.6g} exact, {found.epsilon_renyi:.6g} renyi"
-            if found.epsilon_exact is not None and found.epsilon_renyi is not None
-            else "-"
-        )
-        table.add_row("spent so far", spent, "")
-    table.add_row("head", found.head, "")
+        name = "guaranteed" if found.private else "asked for, not guaranteed"
+        table.add_row(name, f"ε = {found.epsilon:g} at δ = {found.delta:g} ({found.calibration})", "")
+        spent = {"exact": found.epsilon_exact, "renyi": found.epsilon_renyi}
+        words = ", ".join(f"{value:.6g} {kind}" for kind, value in spent.items() if value is not None)
+        table.add_row("spent so far", f"ε = {words}" if words else "-", "")
+        if found.previous:
+            runs = ", ".join(found.previous)
+            table.add_row("of which earlier runs", f"ε = {found.epsilon_previous:.6g}: {runs}", "")
+    table.add_row("head", f"{found.head[:32]}\n{found.head[32:]}", "")
     if found.remembered_round is not None:
         table.add_row("--head", f"is the head of round {found.remembered_round}", "[green]holds[/]")
     console = Console()

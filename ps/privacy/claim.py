@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.config import Experiment
-from ps.privacy.premises import premises_of, privacy_status
+from ps.privacy.premises import P2, premises_of, privacy_status
 
 __all__ = ["claim_of", "neighbouring", "premises_for"]
+
+ANY = "one client's data replaced"
+SAME_SIZE = "one client's data replaced by as many samples"
 
 
 def premises_for(experiment: Experiment, previous: Sequence[str] = ()) -> tuple[str, ...]:
@@ -21,8 +24,17 @@ def premises_for(experiment: Experiment, previous: Sequence[str] = ()) -> tuple[
     )
 
 
-def claim_of(experiment: Experiment, premises: Sequence[str]) -> tuple[bool, str]:
-    """Whether a run of the experiment may be called private, and why; under the premises of its ledger."""
+def claim_of(experiment: Experiment, premises: Sequence[str], *, late: int = 0) -> tuple[bool, str]:
+    """Whether a run of the experiment may be called private, and why; under the premises of its ledger.
+
+    ``late`` models were published behind the public schedule, so that their times may tell something: that is what P2
+    excludes, and what strict cannot do without.
+    """
+    if late and experiment.privacy.premise == "strict":
+        behind = f"{late} models were published behind the public schedule, which the strict premise needs"
+        return False, f"not private: {behind}; raise network.publish_margin_s"
+    if late:
+        premises = sorted({*premises, P2})
     return privacy_status(
         epsilon=experiment.privacy.epsilon,
         delta=experiment.privacy.delta,
@@ -33,8 +45,6 @@ def claim_of(experiment: Experiment, premises: Sequence[str]) -> tuple[bool, str
     )
 
 
-def neighbouring(experiment: Experiment) -> str:
-    """What may differ between two runs that are to look alike."""
-    if experiment.federation.weights == "samples":
-        return "one client's data replaced by as many samples"
-    return "one client's data replaced"
+def neighbouring(experiment: Experiment, earlier: Sequence[str] = ()) -> str:
+    """What may differ between two runs that are to look alike; no more than in earlier runs on the same budget."""
+    return SAME_SIZE if experiment.federation.weights == "samples" or SAME_SIZE in earlier else ANY

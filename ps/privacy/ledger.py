@@ -30,6 +30,10 @@ ORIGIN = bytes(32)
 """What the first row is chained to."""
 
 
+_A_TRIFLE = Fraction(1, 10**6)
+"""Of a budget: what rounding may have left of one that is spent, and no run can use."""
+
+
 @dataclass(frozen=True)
 class Ledger:
     """The genesis row and every release since, each checked. Immutable: :meth:`append` gives the next ledger.
@@ -187,7 +191,7 @@ class Budget:
         left = self.limit - Fraction(self.carried)
         spent = epsilon_of(math.sqrt(self.carried), self.delta, self.calibration)
         _require(
-            left > 0,
+            left > self.limit * _A_TRIFLE,
             f"privacy.previous has spent epsilon = {spent:.4g} at delta = {self.delta:g} of epsilon = {self.epsilon:g}"
             ": nothing is left for another run; ask for a larger privacy.epsilon for all of them together",
         )

@@ -103,10 +103,8 @@ def cannot_learn(
     """The sentence before a run that cannot be expected to learn well: why, and what helps."""
     f = mechanisms.byzantine
     if needed is None:
-        remedy = (
-            f"No number of clients helps {mechanisms.rule} here: its sensitivity does not fall fast enough with them, "
-            f"as trimmed_mean's does"
-        )
+        under = " under the strict premise, with as large a share of them Byzantine," if mechanisms.strict else ""
+        remedy = f"No number of clients helps {mechanisms.rule} here{under or ':'} its S does not fall with them"
     else:
         held = f"{f} of them" if isinstance(f, int) else f"{float(100 * f):.3g}% of them"
         at = f"d = {num_parameters}" + ("" if epsilon is None else f" and epsilon = {epsilon:.4g}")

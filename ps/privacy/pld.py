@@ -15,14 +15,15 @@ from ps.privacy.ledger import Ledger
 __all__ = ["epsilon_pld"]
 
 _LARGEST = 200.0
+_SMALLEST = 1e-12
 
 
 def epsilon_pld(ledger: Ledger, delta: float) -> float | None:
     """ε at ``delta`` of all releases in the ledger, earlier runs' included, by a numerical accountant.
 
     Agrees with the ``exact`` conversion to about 1e-5 relative: the library rounds losses up to a grid. None where the
-    library's plain Gaussian is not what was added (discrete noise), without any release, and beyond ε = 200: the grid
-    grows with ε, and at 10⁵ takes all memory.
+    library's plain Gaussian is not what was added (discrete noise), without any release, beyond ε = 200 (the grid
+    grows with ε, and at 10⁵ takes all memory), and below δ = 1e-12 (the tails that the library cuts off).
 
     Notes
     -----
@@ -30,7 +31,7 @@ def epsilon_pld(ledger: Ledger, delta: float) -> float | None:
     """
     if ledger.genesis.mechanism != "gaussian" or ledger.spent is None or ledger.spent == 0:
         return None
-    if ledger.epsilon_spent(delta) > _LARGEST:
+    if ledger.epsilon_spent(delta) > _LARGEST or delta < _SMALLEST:
         return None
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
     from dp_accounting.pld import PLDAccountant

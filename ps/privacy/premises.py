@@ -10,7 +10,7 @@ from typing import Literal
 
 from common.errors import PrivacyError
 
-__all__ = ["premises_of", "privacy_status"]
+__all__ = ["KNOWN", "P2", "premises_of", "privacy_status"]
 
 P1 = "P1: one person holds one identity; holding k of them multiplies mu by k"
 P2 = (
@@ -26,6 +26,8 @@ P5 = (
     "P5: whether any client answers, the protected one included, does not depend on the protected client's data "
     "(absent clients are left out, not zero)"
 )
+
+KNOWN = (P1, P2, P3, P4, P5)
 
 _WIRETAP = "the wiretap showed honest momenta to the adversary"
 

@@ -17,15 +17,16 @@ from typer.testing import CliRunner
 
 from common.errors import ConfigError, PrivacyError, RunFailed
 from common.learning.task import build_task
-from deploy.audit import report, suite
+from deploy.audit import observation, report, suite
 from deploy.audit.canary import Canary
 from deploy.audit.observation import observe, releases
 from deploy.audit.server import PRODUCT, Servers
 from deploy.audit.setting import Claim, Setting
-from deploy.audit.suite import Finding, Trials, judge, play, settings_for
+from deploy.audit.suite import Audited, Trials, judge, play, residuals_of, settings_for
 from deploy.privacy.audit import audit as command
 from ps.mechanism import mechanism_of
 from ps.privacy.ledger import Budget
+from ps.privacy.residuals import Residuals
 
 CLAIM = Claim(4.0, 1e-5)
 ALMOST_NEVER, RARELY = 1e-6, 1e-3
@@ -52,19 +53,46 @@ def trials_of(setting: Setting, servers: Servers, folder: Path) -> Trials:
     return play(setting, CLAIM, servers, folder)
 
 
+class Played:
+    """The small settings on the product: each once, when first asked for, and what is left of all their releases."""
+
+    def __init__(self, servers: Servers, folder: Path) -> None:
+        self._servers, self._folder = servers, folder
+        self._trials: dict[str, Trials] = {}
+        (self._residuals,) = residuals_of(list(SMALL.values()), ALMOST_NEVER).values()
+
+    def trials(self, name: str) -> Trials:
+        if name not in self._trials:
+            self._trials[name] = play(SMALL[name], CLAIM, self._servers, self._folder, self._residuals)
+        return self._trials[name]
+
+    def residuals(self) -> Residuals:
+        for name in SMALL:
+            self.trials(name)
+        return self._residuals
+
+
+@pytest.fixture(scope="module")
+def played(product: Servers, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    return Played(product, tmp_path_factory.mktemp("played"))
+
+
 # ---------------------------------------------------------------- the product
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_product_passes_in_every_setting_and_is_nearly_as_private_as_it_claims(
-    name: str, product: Servers, tmp_path: Path
-) -> None:
+def test_the_product_passes_in_every_setting_and_is_nearly_as_private_as_it_claims(name: str, played: Played) -> None:
     setting = SMALL[name]
-    findings = judge(setting, trials_of(setting, product, tmp_path), CLAIM, ALMOST_NEVER)
+    findings = judge(setting, played.trials(name), CLAIM, ALMOST_NEVER)
     assert [finding.pattern for finding in findings] == list(setting.canary.patterns)
     for finding in findings:
         assert finding.result.verdict == "pass"
         assert finding.result.epsilon_lower > 0.65 * finding.result.expected_epsilon, "the canary did not bite"
+
+
+def test_the_noise_of_all_releases_of_the_product_is_what_its_ledger_claims(played: Played) -> None:
+    checks = played.residuals().checks()
+    assert [str(check) for check in checks if check.verdict != "pass"] == []
 
 
 def test_the_curve_bound_comes_near_the_claim_with_a_hundred_thousand_trials(product: Servers, tmp_path: Path) -> None:
@@ -104,27 +132,48 @@ def test_three_hundred_clients_with_fifteen_byzantine_pass_too(product: Servers,
 
 # Noise used twice looks *more* private to a pattern of equal signs: that one must not be expected to fail.
 @pytest.mark.parametrize(
-    ("bug", "name", "patterns"),
+    ("bug", "name", "patterns", "check"),
     [
-        ("scaled_for_the_mean", "one release", {"+"}),
-        ("momentum_factor_twice", "one release", {"+"}),
-        ("noise_of_the_first_round", "four releases", {"+-+-", "++--", "+--+"}),
-        ("noise_of_the_round_before", "four releases", {"+-+-", "++--"}),
-        ("one_draw_for_two_neighbours", "neighbours", {"+-"}),
-        ("one_block_for_two_halves", "halves", {"+-"}),
-        ("keyed_by_the_run", "killed and restarted", {"+-"}),
-        ("inherited_generator", "two runs", {"+-"}),
-        ("no_projection", "oversized", {"+"}),
-        ("no_projection", "concentrated", {"+"}),
+        ("scaled_for_the_mean", "one release", {"+"}, "all variances"),
+        ("momentum_factor_twice", "one release", {"+"}, "all variances"),
+        ("noise_of_the_first_round", "four releases", {"+-+-", "++--", "+--+"}, "pairs of releases"),
+        ("noise_of_the_round_before", "four releases", {"+-+-", "++--"}, "pairs of releases"),
+        ("one_draw_for_two_neighbours", "neighbours", {"+-"}, "lags"),
+        ("one_block_for_two_halves", "halves", {"+-"}, "lags"),
+        ("keyed_by_the_run", "killed and restarted", {"+-"}, "pairs of releases"),
+        ("inherited_generator", "two runs", {"+-"}, "pairs of releases"),
+        ("no_projection", "oversized", {"+"}, "canary"),
+        ("no_projection", "concentrated", {"+"}, "canary"),
     ],
 )
-def test_the_audit_finds_a_planted_bug(bug: str, name: str, patterns: set[str], tmp_path: Path) -> None:
-    setting = SMALL[name]
-    with Servers(tmp_path, f"planted_bugs:{bug}") as servers:
-        findings = judge(setting, trials_of(setting, servers, tmp_path), CLAIM, RARELY)
-    failed = {finding.pattern for finding in findings if finding.result.verdict == "fail"}
-    assert failed == patterns
-    assert report.as_json(findings, CLAIM, RARELY)["verdict"] == "fail"
+def test_the_audit_finds_a_planted_bug_by_its_canary_and_in_the_noise_itself(
+    bug: str, name: str, patterns: set[str], check: str, tmp_path: Path
+) -> None:
+    audited = suite.audit([SMALL[name]], CLAIM, RARELY, entry=f"planted_bugs:{bug}")
+    assert {finding.pattern for finding in audited.findings if finding.result.verdict == "fail"} == patterns
+    assert check in {each.name for each in audited.checks if each.verdict == "fail"}
+    assert report.as_json(audited, CLAIM, RARELY)["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("bug", "rounds", "checks"),
+    [
+        ("ring_of_five", 6, {"pairs of releases", "values again"}),
+        ("shuffled", 2, {"values again"}),
+        ("tiles", 2, {"lags", "lags of one release", "values again"}),
+        ("bare_tail", 2, {"variance of coord."}),
+        ("cut_off", 4, {"shape"}),
+    ],
+)
+def test_noise_that_no_canary_was_made_for_is_told_from_what_the_ledger_claims(
+    bug: str, rounds: int, checks: set[str]
+) -> None:
+    setting = replace(SMALL["one release"], rounds=rounds)
+    audited = suite.audit([setting], CLAIM, RARELY, entry=f"planted_bugs:{bug}")
+    assert checks <= {check.name for check in audited.checks if check.verdict == "fail"}
+    said = report.as_json(audited, CLAIM, RARELY)
+    assert said["verdict"] == "fail"
+    assert "the noise is not what the ledger claims: " in said["message"]
 
 
 # ---------------------------------------------------------------- what is sent, and what is asked for
@@ -157,6 +206,22 @@ def test_a_server_that_chose_another_multiplier_than_its_budget_means_is_refused
     monkeypatch.setattr(Setting, "experiment", lambda *_: experiment)
     with pytest.raises(PrivacyError, match="noise multiplier"):
         observe(setting, wrong, 1, product, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "at_most"), [("one release", 1 + 1e-7), ("momentum inside", 1.02)])
+def test_residuals_are_in_units_of_what_the_ledger_charged_for_y(
+    name: str, at_most: float, product: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Momentum inside the rule is charged for rounding besides, and its noise is on R: Y has 1 / (1 − β) times as much.
+    charged, setting = [], SMALL[name]
+    product_s = observation._charged
+    monkeypatch.setattr(observation, "_charged", lambda *given: charged.append(product_s(*given)) or charged[-1])
+    (residuals,) = residuals_of([setting], RARELY).values()
+    observe(setting, CLAIM, 1, product, tmp_path, residuals)
+    (sigmas,) = charged
+    ratios = sigmas / setting.sigma(CLAIM.mu)
+    assert sigmas.shape == (setting.rounds,)
+    assert np.all((ratios >= 1 - 1e-7) & (ratios <= at_most))
 
 
 @pytest.mark.parametrize(
@@ -218,16 +283,19 @@ def test_a_server_that_does_not_start_is_named_with_the_end_of_its_log(tmp_path:
 # ---------------------------------------------------------------- the command
 
 
-def made_up(claimed: Claim, shift: float) -> list[Finding]:
-    """What a mechanism with ``shift`` times the μ claimed would give."""
+def made_up(claimed: Claim, shift: float, noise: float = 1.0) -> Audited:
+    """What a mechanism with ``shift`` times the μ claimed would give; ``noise``: the σ that is left in its releases."""
     setting = SMALL["one release"]
     normals = np.random.default_rng(4).standard_normal((2, setting.canary.trials(setting.shape)["+"]))
     trials = {"+": {world: world * shift * claimed.mu / 2 + normals[(1 - world) // 2] for world in (1, -1)}}
-    return judge(setting, trials, claimed, 0.01)
+    residuals = Residuals(4, 4096, ALMOST_NEVER)
+    left = noise * np.random.default_rng(5).standard_normal((4, 4096))
+    residuals.add("one release", left, along=np.ones((4, 4096)), grid=1e-6)
+    return Audited(judge(setting, trials, claimed, 0.01), residuals.checks())
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, shift: float, *arguments: str):
-    monkeypatch.setattr(suite, "audit", lambda _settings, claim, _alpha, **_: made_up(claim, shift))
+def asked(monkeypatch: pytest.MonkeyPatch, shift: float, *arguments: str, noise: float = 1.0):
+    monkeypatch.setattr(suite, "audit", lambda _settings, claim, _alpha, **_: made_up(claim, shift, noise))
     app = typer.Typer()
     app.command()(command)
     return CliRunner().invoke(app, list(arguments))
@@ -237,7 +305,21 @@ def test_the_command_says_pass_how_tight_and_what_it_does_not_cover(monkeypatch:
     result = asked(monkeypatch, 1.0)
     assert result.exit_code == 0
     assert "pass: no bound exceeds the claim, with confidence 99%; the largest reaches 9" in result.output
+    assert "the noise of all releases is what the ledger claims" in result.output
     assert "does not cover side channels" in result.output
+
+
+def test_the_command_fails_if_only_the_noise_itself_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = asked(monkeypatch, 1.0, noise=0.9)
+    assert isinstance(result.exception, PrivacyError)
+    assert str(result.exception).startswith("the noise is not what the ledger claims: all variances 0.8")
+    assert "with confidence 99%" in str(result.exception)
+
+
+def test_more_noise_than_claimed_is_said_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = asked(monkeypatch, 1.0, noise=1.1)
+    assert result.exit_code == 0
+    assert "There is more noise than the ledger claims" in result.output
 
 
 def test_the_command_prints_json_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +329,8 @@ def test_the_command_prints_json_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     (setting,) = found["settings"]
     assert setting["name"] == "one release"
     assert 0 < setting["direct"] < setting["curve"] == found["epsilon_lower"] < 2.0
+    assert {check["verdict"] for check in found["residuals"]} == {"pass"}
+    assert {"name", "statistic", "threshold", "side", "tested", "where"} <= set(found["residuals"][0])
 
 
 def test_the_command_fails_with_the_bound_and_the_likely_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from federations import ServerProcess, until
 from stock_client import Federation, StockClient, trailer, wire
 
 from common.rpc.methods import PARAMETER_SERVER
-from common.rpc.options import server_options
+from common.rpc.options import largest_message, server_options
 from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
 
@@ -247,6 +247,20 @@ def test_a_stale_momentum_is_told_which_round_to_join(
         refusal = client.push(old, federation.rows(round_id)[-1]).refusal
         assert (refusal.kind, refusal.next_round) == (pb.STALE_ROUND, round_id)
         assert str(round_id) in refusal.message
+
+
+def test_a_message_that_is_too_large_is_refused_as_that(
+    server: ServerProcess, federation: Federation, round_id: int, client: StockClient
+) -> None:
+    theta, rows = federation.model(round_id), federation.rows(round_id)
+    before = server.refusals(client.client_id)
+    most = largest_message(server.experiment.network.chunk_bytes)
+    reply = client.send([client.messages(round_id, rows[-1])[0], pb.MomentumMessage(payload=bytes(most))])
+    assert reply.refusal.kind == pb.TOO_LARGE
+    assert str(most) in reply.refusal.message
+    assert server.refusals(client.client_id) - before == {"too_large": 1}
+    federation.push_all(round_id, rows)
+    federation.assert_round_is_mean_of(round_id, theta, rows)
 
 
 def test_a_message_beyond_grpcs_limit_ends_its_stream_only(

@@ -18,7 +18,7 @@ from stock_client import CALL_S, Federation, StockClient
 
 from common.errors import AttackError, ServerUnreachable, exit_code_of
 from common.rpc.methods import PARAMETER_SERVER
-from common.rpc.options import server_options
+from common.rpc.options import largest_message
 from common.rpc.v1 import parameter_server_pb2 as pb
 from common.rpc.v1 import wiretap_pb2 as tap
 from common.rpc.v1.wiretap_pb2_grpc import WiretapStub
@@ -164,8 +164,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 1000, 4095])
 def test_a_model_and_momenta_larger_than_a_message_travel_in_chunks(wide: ServerProcess, chunk_bytes: int) -> None:
-    limit = dict(server_options(wide.experiment.network.chunk_bytes))["grpc.max_receive_message_length"]
-    assert 4 * wide.num_parameters > 15 * limit
+    assert 4 * wide.num_parameters > 15 * largest_message(wide.experiment.network.chunk_bytes)
     members = Federation(wide)
     round_id = members.fresh_round(chunk_bytes)
     messages = members.clients[0].pull_messages(round_id)

@@ -25,17 +25,19 @@ def make_run(
     experiment: Experiment,
     *,
     rounds: int | None = None,
-    status: str = "completed",
+    status: str | None = None,
     rows: Rows = lambda _round_id, _client_id: torch.zeros(()),
     absent: Callable[[int], tuple[int, ...]] = lambda _round_id: (),
 ) -> Path:
-    """Commit ``rounds`` rounds (default all that were planned) and finish with ``status``; returns the folder.
+    """Commit ``rounds`` rounds (default all that were planned) and finish; returns the folder.
+
+    ``status`` is ``completed`` by default, or ``interrupted`` where rounds are left.
 
     ``rows`` gives what a client sends in a round, (d,) or what broadcasts to it; ``absent`` who sends nothing.
     """
     task = build_task(experiment)
     previous, budget, mechanism = opened(experiment, lambda: task.dataset.train.labels)
-    store, ledger = _begin(experiment, folder, task, budget, mechanism, previous, no_fault)
+    store, ledger = _begin(experiment, folder, task, mechanism, previous, no_fault)
     n, d = mechanism.num_clients, task.num_parameters
     with store:
         inbox = Inbox(n, d, mechanism.condition)
@@ -59,7 +61,8 @@ def make_run(
                     inbox.write(writer, 0, memoryview(row.numpy().tobytes()))
                     inbox.complete(writer, d, found := inbox.digest(writer), found)
                 maker.make(CloseRound(round_id, tuple(inbox.close()), absent(round_id), "all_answered"))
-            store.finish(status)
+            whole = rounds in (None, experiment.training.rounds)
+            store.finish(status or ("completed" if whole else "interrupted"))
         except ByzULDPError as problem:
             store.finish(problem.status, str(problem))
             raise

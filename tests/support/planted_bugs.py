@@ -64,6 +64,50 @@ def noise_of_the_round_before(experiment: Experiment, run_dir: Path, **rest: Any
     return _serve(experiment, run_dir, rest, draw)
 
 
+def ring_of_five(experiment: Experiment, run_dir: Path, **rest: Any) -> object:
+    """Five vectors are drawn, and used in turn: no two rounds that are near each other share any."""
+    drawn: dict[int, Normals] = {}
+    return _serve(experiment, run_dir, rest, lambda d, round_id: drawn.setdefault(round_id % 5, _secure(d)).copy())
+
+
+def shuffled(experiment: Experiment, run_dir: Path, **rest: Any) -> object:
+    """Drawn once, and used in all rounds, in a new order each time and with new signs."""
+    drawn: list[Normals] = []
+    random = np.random.default_rng()
+
+    def draw(d: int, _round_id: int) -> Normals:
+        drawn.extend([] if drawn else [_secure(d)])
+        return random.permutation(drawn[0]) * random.choice((-1.0, 1.0), d)
+
+    return _serve(experiment, run_dir, rest, draw)
+
+
+def tiles(experiment: Experiment, run_dir: Path, **rest: Any) -> object:
+    """A third of the normals are drawn, and repeated until the vector is full."""
+    return _serve(experiment, run_dir, rest, lambda d, _round_id: np.resize(_secure(d // 3), d))
+
+
+def bare_tail(experiment: Experiment, run_dir: Path, **rest: Any) -> object:
+    """The last thousandth of the coordinates gets no noise: a sampler of blocks that forgets the rest."""
+
+    def draw(d: int, _round_id: int) -> Normals:
+        normals = _secure(d)
+        normals[d - d // 1000 :] = 0.0
+        return normals
+
+    return _serve(experiment, run_dir, rest, draw)
+
+
+def cut_off(experiment: Experiment, run_dir: Path, **rest: Any) -> object:
+    """No value beyond two σ, and the rest widened to the variance claimed: δ is far larger."""
+
+    def draw(d: int, _round_id: int) -> Normals:
+        normals = _secure(2 * d)
+        return normals[np.abs(normals) < 2.0][:d] / 0.8796
+
+    return _serve(experiment, run_dir, rest, draw)
+
+
 def one_draw_for_two_neighbours(experiment: Experiment, run_dir: Path, **rest: Any) -> object:
     """Each normal serves two coordinates that follow each other."""
     return _serve(experiment, run_dir, rest, lambda d, _round_id: np.repeat(_secure(d // 2), 2))

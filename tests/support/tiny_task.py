@@ -9,6 +9,7 @@ import numpy as np
 from common.learning.datasets import Dataset, Split
 
 WIDE_FEATURES = 49_999
+BROAD_FEATURES, BROADEST_FEATURES = 499_999, 2_499_999
 
 
 def blobs(_root: Path) -> Dataset:
@@ -19,6 +20,16 @@ def blobs(_root: Path) -> Dataset:
 def wide_blobs(_root: Path) -> Dataset:
     """The same in so many features that ``logistic`` has d = 100,000."""
     return _two_classes(features=WIDE_FEATURES, samples=20)
+
+
+def broad_blobs(_root: Path) -> Dataset:
+    """The same with d = 1,000,000."""
+    return _two_classes(features=BROAD_FEATURES, samples=8)
+
+
+def broadest_blobs(_root: Path) -> Dataset:
+    """The same with d = 5,000,000: a model of 20 MB."""
+    return _two_classes(features=BROADEST_FEATURES, samples=8)
 
 
 def _two_classes(features: int, samples: int) -> Dataset:

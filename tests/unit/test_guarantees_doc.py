@@ -19,6 +19,7 @@ from scipy.special import ndtr
 from common.aggregation import RULES, Rule, make_rule
 from common.aggregation.step import condition_row, grid_of
 from common.config import Experiment, experiment_from
+from common.errors import PrivacyError
 from common.noise import KEY_BITS
 from common.privacy.calibration import (
     ROUNDED_UP,
@@ -31,6 +32,7 @@ from common.privacy.calibration import (
 )
 from ps.privacy.claim import premises_for
 from ps.privacy.premises import premises_of, privacy_status
+from ps.release import Mechanism
 from ps.summary import OPERATOR_ONLY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,9 +186,12 @@ def test_a_row_that_is_made_safe_is_in_the_ball_as_real_numbers() -> None:
 
 
 def test_the_bound_on_the_sum_of_section_3_4_leaves_room_for_the_noise() -> None:
-    assert "for z up to 2²⁷" in section("3.4")
-    sigma = 2.0**27 * 2.0 * 2.0**21  # z S of the sum, in grid steps: S = 2C, C < 2^21 g
-    assert 13.7 * sigma + 2.0**21 * 100_000 < 2.0**53
+    assert "whose s exceeds 2⁴⁶·g" in section("3.4")
+    assert 100 * 2.0**46 + 2.0**21 * 100_000 < 2.0**53  # a draw of 100 s beside 100,000 rows
+    spread_thin = {"rule": make_rule("normalized_mean", num_byzantine=0).with_weights([1.0] * 5), "num_clients": 5}
+    Mechanism(**spread_thin, num_byzantine=0, clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(PrivacyError, match="more digits than exact sums allow"):
+        Mechanism(**spread_thin, num_byzantine=0, clip_norm=1e-12, noise_multiplier=1.0)
 
 
 def test_the_noise_has_the_entropy_of_section_3_5() -> None:

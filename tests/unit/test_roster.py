@@ -91,9 +91,9 @@ def test_a_death_is_reported_once(roster):
 
 
 def test_several_deaths_are_reported_by_id(roster):
-    for client_id, now in ((2, 0.0), (0, 1.0), (1, 2.0)):
+    for client_id, now in ((2, 0.0), (0, 0.1), (1, 0.2)):
         roster.join(client_id, b"a", now)
-    assert roster.tick(20.0) == [0, 1, 2]
+    assert roster.tick(10.2) == [0, 1, 2]
 
 
 def test_a_dead_member_is_still_current_and_a_heartbeat_revives_it(roster):
@@ -156,6 +156,39 @@ def test_the_next_tick_is_when_the_next_member_would_die(roster):
     assert roster.tick(7.0) == [1]
     assert roster.tick(10.0) == [0]
     assert roster.next_tick(10.0) is None
+
+
+def test_silence_while_the_server_was_stopped_does_not_count(roster):
+    roster.join(0, b"a", 0.0)
+    roster.join(1, b"b", 1.0)
+    assert roster.tick(500.0) == []
+    assert roster.live == {0, 1}
+    assert roster.next_tick(500.0) == 502.0
+    assert roster.heartbeat(0, b"a", 501.0)
+    assert roster.tick(502.0) == [1]
+    assert roster.tick(511.0) == [0]
+
+
+def test_a_lost_stream_may_come_back_after_the_server_was_stopped(roster):
+    roster.join(0, b"a", 0.0)
+    roster.lost(0, b"a", 1.0)
+    assert roster.tick(9.0) == []
+    assert roster.heartbeat(0, b"a", 10.9)
+    assert roster.tick(20.8) == []
+    assert roster.tick(20.9) == [0]
+
+
+def test_those_that_would_not_be_dead_yet_keep_their_time_when_the_server_was_stopped(roster):
+    roster.join(0, b"a", 0.0)
+    roster.join(1, b"b", 8.0)
+    assert roster.tick(15.0) == []
+    assert roster.tick(17.0) == [0]
+    assert roster.tick(18.0) == [1]
+
+
+def test_a_tick_that_is_a_little_late_gives_no_more_time(roster):
+    roster.join(0, b"a", 0.0)
+    assert roster.tick(10.5) == [0]
 
 
 def test_the_view_of_the_members_cannot_be_written(roster):

@@ -8,9 +8,10 @@ from time import perf_counter
 import pytest
 
 from common.errors import ConfigError, exit_code_of
-from ps.rounds import CloseRound, EndRun, OpenRound, Phase, RoundPolicy, Rounds, Wait
+from ps.round_policy import RoundPolicy
+from ps.rounds import CloseRound, EndRun, OpenRound, Phase, Rounds, Wait
 
-JOIN, ROUND, QUORUM_WAIT, GRACE_FLOOR = 120.0, 60.0, 40.0, 0.5
+JOIN, ROUND, QUORUM_WAIT, GRACE_FLOOR, JOIN_GRACE, TARDY = 120.0, 60.0, 40.0, 0.5, 15.0, 5.0
 
 
 def policy(clients: int = 20, byzantine: int = 4, quorum: int = 16, **changes) -> RoundPolicy:
@@ -24,6 +25,8 @@ def policy(clients: int = 20, byzantine: int = 4, quorum: int = 16, **changes) -
         "grace_factor": 2.0,
         "grace_floor_s": GRACE_FLOOR,
         "quorum_deadline_s": QUORUM_WAIT,
+        "join_grace_s": JOIN_GRACE,
+        "tardy_s": TARDY,
     }
     return RoundPolicy(**{**values, **changes})
 
@@ -73,18 +76,68 @@ class TestJoining:
         assert rounds.started(1.0) == [OpenRound(0, 1.0 + ROUND)]
 
     def test_it_starts_with_the_quorum_at_the_join_deadline_and_not_before(self):
-        rounds = Rounds(policy())
+        rounds = Rounds(policy(quorum=12))
         rounds.started(0.0)
-        rounds.live_changed(ids(range(16)), 1.0)
+        rounds.live_changed(ids(range(12)), 1.0)
         assert rounds.tick(JOIN - 0.001) == []
         assert rounds.tick(JOIN) == [OpenRound(0, JOIN + ROUND)]
+
+    def test_byzantine_clients_that_never_join_cost_the_start_its_grace_and_no_more(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        (wait,) = rounds.live_changed(ids(range(16)), 2.0)
+        assert wait.until == 2.0 + JOIN_GRACE == rounds.next_tick(2.0)
+        assert wait.message.endswith(
+            "16 of 20 clients have joined, waiting for 4 more; starts with at least 16 in 15 s"
+        )
+        assert rounds.tick(2.0 + JOIN_GRACE - 0.001) == []
+        assert rounds.tick(2.0 + JOIN_GRACE) == [OpenRound(0, 2.0 + JOIN_GRACE + ROUND)]
+
+    def test_the_grace_of_a_slow_start_is_a_multiple_of_the_time_it_took(self):
+        rounds = Rounds(policy())
+        rounds.started(5.0)
+        rounds.live_changed(ids(range(16)), 5.0 + 20.0)
+        assert rounds.next_tick(25.0) == 5.0 + 20.0 + 2.0 * 20.0
+
+    def test_the_grace_of_the_start_does_not_outlast_the_join_deadline(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(16)), JOIN - 3.0)
+        assert rounds.next_tick(JOIN - 3.0) == JOIN
+        assert rounds.tick(JOIN) == [OpenRound(0, JOIN + ROUND)]
+
+    def test_the_grace_of_the_start_begins_anew_when_somebody_that_counted_is_lost(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(16)), 2.0)
+        rounds.live_changed(ids(range(15)), 3.0)
+        assert rounds.next_tick(3.0) == JOIN
+        rounds.live_changed(ids(range(1, 17)), 4.0)
+        assert rounds.next_tick(4.0) == 4.0 + JOIN_GRACE
+
+    def test_a_quorum_above_n_minus_f_is_what_the_start_needs(self):
+        rounds = Rounds(policy(quorum=18))
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(17)), 2.0)
+        assert rounds.next_tick(2.0) == JOIN
+        rounds.live_changed(ids(range(18)), 2.0)
+        assert rounds.next_tick(2.0) == 2.0 + JOIN_GRACE
+
+    def test_without_byzantine_clients_the_start_waits_for_everybody_until_the_join_deadline(self):
+        rounds = Rounds(policy(byzantine=0))
+        rounds.started(0.0)
+        rounds.live_changed(ids(range(19)), 2.0)
+        assert rounds.next_tick(2.0) == JOIN
 
     def test_below_the_quorum_at_the_join_deadline_it_waits_visibly_then_starts_once_the_quorum_is_there(self):
         rounds = Rounds(policy())
         rounds.started(0.0)
         rounds.live_changed(ids(range(15)), 1.0)
         assert rounds.tick(JOIN) == [
-            Wait("15 of 20 clients have joined, need 1 more; gives up in 40 s", 15, 16, 20, JOIN + QUORUM_WAIT)
+            Wait(
+                "15 of 20 clients have joined, need 1 more of 15, 16, 17, 18, 19; gives up in 40 s",
+                *(15, 16, 20, JOIN + QUORUM_WAIT),
+            )
         ]
         assert rounds.live_changed(ids(range(16)), JOIN + 5) == [OpenRound(0, JOIN + 5 + ROUND)]
 
@@ -164,6 +217,41 @@ class TestClosing:
         assert rounds.tick(over - 0.001) == []
         assert rounds.tick(over) == [CloseRound(0, tuple(range(16)), (16, 17, 18, 19), "grace_over")]
 
+    def test_a_dead_honest_client_and_f_silent_ones_cost_the_grace_and_no_more(self):
+        rounds = open_round(policy(quorum=12), live=ids(range(3, 20)))
+        assert answer(rounds, range(3, 16), 3.0) == []
+        assert rounds.next_tick(3.0) == 3.0 + 2.0 * 3.0
+        (close,) = rounds.tick(9.0)
+        assert (close.reason, close.answered) == ("grace_over", tuple(range(3, 16)))
+
+    def test_a_death_that_is_noticed_late_ends_the_round_when_its_grace_is_over_already(self):
+        rounds = open_round(policy(quorum=12))
+        assert answer(rounds, range(15), 3.0) == []
+        assert rounds.next_tick(3.0) == ROUND
+        (close,) = rounds.live_changed(ids(range(15), range(16, 20)), 20.0)
+        assert (close.reason, close.answered) == ("grace_over", tuple(range(15)))
+
+    def test_a_death_that_is_noticed_early_starts_the_grace_at_the_answer_that_was_enough(self):
+        rounds = open_round(policy(quorum=12))
+        assert answer(rounds, range(15), 3.0) == []
+        assert rounds.live_changed(ids(range(15), range(16, 20)), 4.0) == []
+        assert rounds.next_tick(4.0) == 9.0
+
+    def test_no_death_takes_the_pace_below_the_quorum(self):
+        rounds = open_round(policy(), live=ids(range(2, 20)))
+        assert answer(rounds, range(2, 17), 3.0) == []
+        assert rounds.next_tick(3.0) == ROUND
+        assert answer(rounds, range(17, 18), 4.0) == []
+        assert rounds.next_tick(4.0) == 4.0 + 2.0 * 4.0
+
+    def test_one_that_joins_during_the_grace_is_waited_for_and_those_that_come_and_go_gain_no_time(self):
+        rounds = open_round(policy(quorum=12), live=ids(range(3, 20)))
+        answer(rounds, range(3, 16), 3.0)
+        assert rounds.live_changed(ids(range(2, 20)), 8.0) == []
+        assert rounds.next_tick(8.0) == ROUND
+        (close,) = rounds.live_changed(ids(range(3, 20)), 10.0)
+        assert close.reason == "grace_over"
+
     def test_the_grace_has_a_floor(self):
         rounds = open_round(policy())
         answer(rounds, range(16), 0.0)
@@ -236,7 +324,10 @@ class TestBelowTheQuorum:
         rounds = open_round(policy(), start_round=2)
         answer(rounds, range(12), 1.0)
         assert rounds.tick(ROUND) == [
-            Wait("round 2: 12 of 20 answered, need 4 more; gives up in 40 s", 12, 16, 20, ROUND + QUORUM_WAIT)
+            Wait(
+                "round 2: 12 of 20 answered, need 4 more of 12, 13, 14, 15, 16 and 3 others; gives up in 40 s",
+                *(12, 16, 20, ROUND + QUORUM_WAIT),
+            )
         ]
         assert rounds.next_tick(ROUND) == ROUND + QUORUM_WAIT
 
@@ -273,7 +364,8 @@ class TestBelowTheQuorum:
     def test_when_too_few_are_alive_it_waits_for_them_to_come_back(self):
         rounds = open_round(policy(clients=3, byzantine=0, quorum=2), live=ids(0))
         (wait,) = rounds.momentum_complete(0, 0, 1.0)
-        assert wait == Wait("round 0: 1 of 3 answered, need 1 more; gives up in 99 s", 1, 2, 3, ROUND + QUORUM_WAIT)
+        expected = "round 0: 1 of 3 answered, need 1 more of 1, 2; gives up in 99 s"
+        assert wait == Wait(expected, 1, 2, 3, ROUND + QUORUM_WAIT)
         assert rounds.live_changed(ids(0, 2), 2.0) == []
         assert rounds.waiting(2.0) is None
         assert rounds.momentum_complete(2, 0, 3.0) == [CloseRound(0, (0, 2), (1,), "rest_gone")]
@@ -285,6 +377,46 @@ class TestBelowTheQuorum:
         opened, wait = rounds.published(1, 3.0)
         assert opened == OpenRound(1, 3.0 + ROUND)
         assert (wait.have, wait.need, wait.of) == (0, 1, 2)
+
+
+class TestAServerThatWasStopped:
+    """Its clock jumps, its timers come late, and nobody could reach it meanwhile."""
+
+    def test_it_waits_for_the_quorum_from_when_it_is_there_again(self):
+        rounds = open_round(policy())
+        answer(rounds, range(12), 1.0)
+        back = ROUND + QUORUM_WAIT + 1000.0
+        (wait,) = rounds.tick(back)
+        assert (wait.have, wait.until) == (12, back + QUORUM_WAIT)
+        assert rounds.next_tick(back) == back + QUORUM_WAIT
+        (end,) = rounds.tick(back + QUORUM_WAIT)
+        assert end.status == "quorum_lost"
+
+    def test_it_waits_anew_when_it_was_stopped_in_the_wait(self):
+        rounds = open_round(policy())
+        rounds.tick(ROUND)
+        back = ROUND + QUORUM_WAIT + TARDY + 0.001
+        (wait,) = rounds.tick(back)
+        assert wait.until == back + QUORUM_WAIT
+
+    def test_a_timer_that_is_a_little_late_gives_no_more_time(self):
+        rounds = open_round(policy())
+        rounds.tick(ROUND + TARDY)
+        assert rounds.next_tick(ROUND + TARDY) == ROUND + QUORUM_WAIT
+        (end,) = rounds.tick(ROUND + QUORUM_WAIT + TARDY)
+        assert end.status == "quorum_lost"
+
+    def test_it_closes_at_once_with_a_quorum(self):
+        rounds = open_round(policy(quorum=12))
+        answer(rounds, range(12), 1.0)
+        (close,) = rounds.tick(1e6)
+        assert close.reason == "deadline"
+
+    def test_it_waits_for_clients_to_join_again(self):
+        rounds = Rounds(policy())
+        rounds.started(0.0)
+        (wait,) = rounds.tick(1e6)
+        assert wait.until == 1e6 + QUORUM_WAIT
 
 
 class TestEnding:
@@ -376,6 +508,8 @@ class TestPolicy:
             ({"quorum_deadline_s": math.nan}, "quorum_deadline_s = nan"),
             ({"grace_factor": -0.1}, "grace_factor = -0.1: expected a finite number of at least 0"),
             ({"grace_floor_s": math.nan}, "grace_floor_s = nan"),
+            ({"join_grace_s": -1.0}, "join_grace_s = -1.0: expected a finite number of at least 0"),
+            ({"tardy_s": 0.0}, "tardy_s = 0.0: expected a finite number above 0"),
         ],
     )
     def test_a_value_out_of_range_is_refused_by_name(self, change, sentence):
@@ -425,7 +559,8 @@ def on_schedule(**changes):
 def opened_on_schedule():
     rounds = Rounds(on_schedule())
     rounds.started(-4.0)
-    assert rounds.live_changed(frozenset({0, 1, 2}), 0.0) == []
+    (wait,) = rounds.live_changed(frozenset({0, 1, 2}), 0.0)
+    assert (wait.have, wait.until) == (3, 1.0)
     assert rounds.next_tick(0.0) == 1.0
     assert rounds.tick(1.0) == [OpenRound(0, 9.0)]
     return rounds
@@ -441,7 +576,8 @@ def test_on_a_public_schedule_answers_neither_hasten_nor_delay_a_round():
 
 def test_on_a_public_schedule_the_first_round_opens_with_nobody_too():
     rounds = Rounds(on_schedule())
-    rounds.started(0.0)
+    (wait,) = rounds.started(0.0)
+    assert wait.message == "0 of 3 clients have joined; the schedule starts in 5.0 s"
     assert rounds.tick(5.0) == [OpenRound(0, 13.0)]
 
 
@@ -450,6 +586,14 @@ def test_on_a_public_schedule_a_round_closes_with_nobody_too():
     assert rounds.live_changed(frozenset(), 3.0) == []
     assert rounds.tick(9.0) == [CloseRound(0, (), (0, 1, 2), "schedule")]
     assert rounds.published(1, 11.0) == [OpenRound(1, 19.0)]
+
+
+def test_on_a_public_schedule_the_first_round_opens_neither_sooner_nor_later_for_who_joins():
+    rounds = Rounds(on_schedule(num_byzantine=1, quorum=2, join_grace_s=0.0))
+    rounds.started(0.0)
+    rounds.live_changed(frozenset({0, 1}), 1.0)
+    assert rounds.live_changed(frozenset({0, 1, 2}), 2.0)[0].until == 5.0
+    assert rounds.next_tick(2.0) == 5.0
 
 
 def test_without_a_schedule_a_model_is_published_as_soon_as_it_can():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from federations import small_experiment
 from made_run import make_run
 from typer.testing import CliRunner
 
-from common.errors import PrivacyError, RunFailed, ServerRolledBack, StoreDamaged
+from common.errors import ConfigError, PrivacyError, RunFailed, ServerRolledBack, StoreDamaged
 from deploy import cli
 from ps.privacy.ledger import Budget, Ledger, cost_of, from_json
 from ps.reader import RunReader
+from ps.store import PreparedRound, RunStore
 from ps.verification import verify_run
 
 PRIVATE = {"epsilon": 3.0, "delta": 1e-3}
@@ -60,6 +62,18 @@ def rewrite(run: Path, change: Callable[[int, Any], Any]) -> None:
     database.close()
 
 
+def continue_run(run: Path, rounds: int) -> None:
+    """Add rounds, as a resumed server would."""
+    ledger = ledger_of(run)
+    with RunStore.open(run) as store:
+        for round_id in range(ledger.next_round, rounds):
+            entry = replace(ledger.entries[-1], round_id=round_id, nonce=secrets.token_hex(32))
+            ledger = ledger.append(entry)
+            latest = store.latest()
+            store.commit(PreparedRound(round_id + 1, latest.theta, latest.server_momentum, entry.to_json(), 5))
+        store.finish("interrupted")
+
+
 def failed(run: Path) -> dict[str, str]:
     found = verify_run(run)
     assert not found.holds
@@ -77,7 +91,7 @@ def test_a_sound_run_holds_and_is_accounted_twice(sound):
     assert found.epsilon_renyi > found.epsilon_exact
     assert found.sensitivity == pytest.approx(2 / 3)
     assert [check.name for check in found.checks] == [
-        "chain", "configuration", "model", "mechanism", "sensitivity", "budget", "accountants",
+        "chain", "configuration", "model", "promise", "sensitivity", "budget", "accountants",
     ]  # fmt: skip
 
 
@@ -144,12 +158,52 @@ def test_a_smaller_multiplier_than_the_budget_needs_is_found(run):
         return replace(row, noise_multiplier=z) if round_id == 0 else replace(row, noise_multiplier=z, sigma=row.sigma)
 
     rewrite(run, understate)
-    assert {"mechanism", "budget"} <= failed(run).keys()
+    assert {"promise", "budget"} <= failed(run).keys()
 
 
 def test_a_larger_budget_than_was_promised_is_found_in_the_configuration(run):
     rewrite(run, lambda round_id, row: replace(row, epsilon=10.0) if round_id == 0 else row)
-    assert "noise_multiplier" in failed(run)["mechanism"]
+    assert "epsilon = 10.0, not 3.0" in failed(run)["promise"]
+
+
+@pytest.mark.parametrize(
+    ("field", "forged"),
+    [
+        ("premises", ()),
+        ("premises", ("P0: the moon is made of cheese",)),
+        ("delta", 1e-9),
+        ("rounds", 1000),
+        ("neighbouring", "any number of clients replaced"),
+        ("calibration", "renyi"),
+        ("num_byzantine", 2),
+        ("carried", 0.25),
+        ("fingerprint", "ab" * 32),
+    ],
+)
+def test_row_0_is_not_believed(run, field, forged):
+    def forge(round_id, row):
+        if round_id == 0:
+            return replace(row, **{field: forged})
+        return replace(row, **{field: forged}) if field in ("premises", "num_byzantine") else row
+
+    rewrite(run, forge)
+    assert field in failed(run)["promise"]
+
+
+def test_more_noise_than_the_row_claims_is_found_too(run):
+    rewrite(run, lambda round_id, row: replace(row, sigma=row.sigma * 1e9) if round_id else row)
+    assert "states σ" in failed(run)["sensitivity"]
+
+
+def test_rows_missing_from_a_completed_run_are_found(run):
+    with sqlite3.connect(run / "run.sqlite") as database:
+        database.executescript(
+            "DROP TRIGGER ledger_rows_live; DELETE FROM models WHERE round_id = 12;"
+            "DELETE FROM ledger WHERE round_id = 12; UPDATE run SET round_id = 11;"
+        )
+    database.close()
+    (run / "models" / "model-12.safetensors").unlink()
+    assert "rows are missing" in failed(run)["model"]
 
 
 def test_a_changed_configuration_is_found(run):
@@ -159,7 +213,7 @@ def test_a_changed_configuration_is_found(run):
         configuration["training"]["clip_norm"] = 0.5
         database.execute("UPDATE run SET configuration = ?", (json.dumps(configuration),))
     database.close()
-    assert {"configuration", "mechanism", "sensitivity"} <= failed(run).keys()
+    assert {"configuration", "promise", "sensitivity"} <= failed(run).keys()
 
 
 def test_a_row_changed_without_its_chain_is_damage(run):
@@ -192,6 +246,26 @@ def test_a_run_folder_shows_others_only_what_is_public(run, sound):
 
     assert (mode("run.sqlite"), mode("models"), mode("operator")) == (0o600, 0o700, 0o700)
     assert mode("public") & 0o055 == 0o055
+
+
+def test_a_model_published_behind_the_public_schedule_brings_back_what_the_schedule_removed(tmp_path):
+    fixed = {"round_timing": "fixed"}
+    for premise, private in (("independent", True), ("strict", False)):
+        run = make_run(tmp_path / premise, private_experiment(privacy={"premise": premise, **fixed}), rounds=2)
+        assert "P1-P4" not in verify_run(run).private_because
+        with RunStore.open(run) as store:
+            store.note_late(1)
+        found = verify_run(run)
+        assert found.private is private
+        assert ("P1-P4" if private else "behind the public schedule") in found.private_because
+
+
+def test_a_head_that_is_none_is_no_rollback(sound):
+    head = RunReader(sound).ledger_rows()[-1][2].hex()
+    assert verify_run(sound, remembered=head[:16]).remembered_round == 12
+    for wrong in ("zz", head[:8], head + "0"):
+        with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+            verify_run(sound, remembered=wrong)
 
 
 def test_a_remembered_head_names_its_round_and_a_foreign_one_is_a_rollback(sound, tmp_path):
@@ -252,6 +326,45 @@ def test_the_same_earlier_run_named_twice_counts_once_also_through_another(sound
     assert len(ledger_of(once).genesis.previous) == 2
 
 
+def test_two_histories_of_one_run_are_refused(tmp_path):
+    first = make_run(tmp_path / "first", private_experiment(), rounds=2, status="interrupted")
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    for folder in (first, copy):
+        continue_run(folder, rounds=4)
+    with pytest.raises(PrivacyError, match="two histories"):
+        make_run(tmp_path / "run", next_to(first, copy), rounds=1)
+
+
+def test_an_older_telling_of_the_same_history_is_the_same_run(tmp_path):
+    first = make_run(tmp_path / "first", private_experiment(), rounds=2, status="interrupted")
+    copy = Path(shutil.copytree(first, tmp_path / "copy"))
+    continue_run(first, rounds=4)
+    run = make_run(tmp_path / "run", next_to(copy, first), rounds=1)
+    assert verify_run(run).holds
+    assert verify_run(run).previous == (ledger_of(first).genesis.run_id,)
+
+
+def test_the_narrower_relation_of_earlier_runs_holds_for_this_one(tmp_path):
+    sized = {"aggregation": {"rule": "normalized_mean"}, "federation": {"weights": "samples"}}
+    earlier = make_run(tmp_path / "earlier", private_experiment(**sized), rounds=1)
+    run = make_run(tmp_path / "run", next_to(earlier), rounds=1)
+    assert ledger_of(run).genesis.neighbouring == "one client's data replaced by as many samples"
+    assert verify_run(run).holds
+
+
+def test_earlier_runs_that_released_more_since_are_found(tmp_path):
+    first = make_run(tmp_path / "first", private_experiment(), rounds=2, status="interrupted")
+    run = make_run(tmp_path / "run", next_to(first), rounds=1)
+    assert verify_run(run).holds
+
+    def forget(round_id, row):
+        cost = row.previous[0].rpartition(" ")[0] + " 0.001" if round_id == 0 else ""
+        return replace(row, previous=(cost,), carried=0.001) if round_id == 0 else row
+
+    rewrite(run, forget)
+    assert "they cost" in failed(run)["earlier runs"]
+
+
 def test_premises_of_earlier_runs_are_this_runs_too(sound, tmp_path):
     experiment = next_to(sound, premise="strict", round_timing="fixed")
     run = make_run(tmp_path / "run", experiment, rounds=1)
@@ -308,6 +421,6 @@ def test_a_run_that_fails_for_what_was_released_pays_for_it(tmp_path):
 
 def test_a_spent_budget_or_a_folder_without_a_run_is_refused(sound, tmp_path):
     with pytest.raises(PrivacyError, match="nothing is left"):
-        make_run(tmp_path / "run", next_to(sound, epsilon=2.9))
+        make_run(tmp_path / "run", next_to(sound, epsilon=3.0))
     with pytest.raises(PrivacyError, match=r"privacy.previous: .*run.sqlite is missing"):
         make_run(tmp_path / "run", next_to(tmp_path))

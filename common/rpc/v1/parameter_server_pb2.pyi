@@ -68,6 +68,10 @@ class _RefusalKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalKi
     """another stream is writing this identity's momentum"""
     TOO_MANY_CALLS: _RefusalKind.ValueType  # 19
     """this identity holds too many calls at once"""
+    WRONG_CERTIFICATE: _RefusalKind.ValueType  # 20
+    """the connection's certificate is not this identity's"""
+    REVOKED: _RefusalKind.ValueType  # 21
+    """the certificate has been revoked"""
 
 class RefusalKind(_RefusalKind, metaclass=_RefusalKindEnumTypeWrapper):
     """Every reason for which the PS turns a message away."""
@@ -111,6 +115,10 @@ ROW_BUSY: RefusalKind.ValueType  # 18
 """another stream is writing this identity's momentum"""
 TOO_MANY_CALLS: RefusalKind.ValueType  # 19
 """this identity holds too many calls at once"""
+WRONG_CERTIFICATE: RefusalKind.ValueType  # 20
+"""the connection's certificate is not this identity's"""
+REVOKED: RefusalKind.ValueType  # 21
+"""the certificate has been revoked"""
 Global___RefusalKind: _TypeAlias = RefusalKind  # noqa: Y015
 
 @_typing.final
@@ -178,6 +186,7 @@ class JoinRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     client_id: _builtins.int
     token: _builtins.str
@@ -187,6 +196,8 @@ class JoinRequest(_message.Message):
     """SHA-256 of the model's parameter names, shapes and dtype"""
     fingerprint: _builtins.str
     """SHA-256 (hex) of the public configuration"""
+    previous: _builtins.bytes
+    """the incarnation this process had before: coming back is not being taken over"""
     def __init__(
         self,
         *,
@@ -196,10 +207,11 @@ class JoinRequest(_message.Message):
         run_id: _builtins.str = ...,
         schema_hash: _builtins.bytes = ...,
         fingerprint: _builtins.str = ...,
+        previous: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "fingerprint", b"fingerprint", "protocol_version", b"protocol_version", "run_id", b"run_id", "schema_hash", b"schema_hash", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "fingerprint", b"fingerprint", "previous", b"previous", "protocol_version", b"protocol_version", "run_id", b"run_id", "schema_hash", b"schema_hash", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,6 +264,7 @@ class Joined(_message.Message):
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    LIVENESS_S_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     incarnation: _builtins.bytes
     next_round: _builtins.int
@@ -261,6 +274,8 @@ class Joined(_message.Message):
     """z of every release of this run; 0: no noise"""
     rounds: _builtins.int
     """how many releases are planned"""
+    liveness_s: _builtins.float
+    """whoever is silent on Attend for so long is gone, on either side; 0: only the client"""
     def __init__(
         self,
         *,
@@ -271,10 +286,11 @@ class Joined(_message.Message):
         chunk_bytes: _builtins.int = ...,
         noise_multiplier: _builtins.float = ...,
         rounds: _builtins.int = ...,
+        liveness_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "heartbeat_s", b"heartbeat_s", "incarnation", b"incarnation", "next_round", b"next_round", "noise_multiplier", b"noise_multiplier", "rounds", b"rounds", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "heartbeat_s", b"heartbeat_s", "incarnation", b"incarnation", "liveness_s", b"liveness_s", "next_round", b"next_round", "noise_multiplier", b"noise_multiplier", "rounds", b"rounds", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -385,6 +401,7 @@ class AttendEvent(_message.Message):
     EVICTED_FIELD_NUMBER: _builtins.int
     RUN_FINISHED_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def round_opened(self) -> Global___RoundOpened: ...
     @_builtins.property
@@ -393,6 +410,10 @@ class AttendEvent(_message.Message):
     def run_finished(self) -> Global___RunFinished: ...
     @_builtins.property
     def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat:
+        """nothing else has been said for a while"""
+
     def __init__(
         self,
         *,
@@ -400,12 +421,13 @@ class AttendEvent(_message.Message):
         evicted: Global___Evicted | None = ...,
         run_finished: Global___RunFinished | None = ...,
         refusal: Global___Refusal | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "refusal", b"refusal", "round_opened", b"round_opened", "run_finished", b"run_finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "heartbeat", b"heartbeat", "refusal", b"refusal", "round_opened", b"round_opened", "run_finished", b"run_finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "refusal", b"refusal", "round_opened", b"round_opened", "run_finished", b"run_finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "heartbeat", b"heartbeat", "refusal", b"refusal", "round_opened", b"round_opened", "run_finished", b"run_finished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["round_opened", "evicted", "run_finished", "refusal"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["round_opened", "evicted", "run_finished", "refusal", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -1,0 +1,1 @@
+"""``byzuldp certs``: an authority, and certificates for the parameter server and its clients."""
