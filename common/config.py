@@ -287,7 +287,7 @@ class Network(_Section):
     first_message_s: Positive = Field(default=5.0, description="a stream says who it is within so long")
     heartbeat_s: Positive = 1.0
     liveness_s: Positive = Field(default=15.0, description="without a heartbeat for so long, a member is dead")
-    server_gone_s: Positive = Field(default=60.0, description="a client gives up after so long without the PS")
+    server_gone_s: Positive = Field(default=300.0, description="a client gives up after so long without the PS")
     leave_deadline_s: Positive = Field(default=10.0, description="the PS waits for clients to hear the run's end")
     keepalive_s: float = Field(default=5.0, ge=0.5, description="a connection that is silent for so long is pinged")
     keepalive_timeout_s: Positive = Field(default=5.0, description="without an answer for so long, it is given up")

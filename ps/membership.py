@@ -213,9 +213,11 @@ class Membership:
 
     def seen(self, client_id: int) -> None:
         """A member's momentum is a sign of life too."""
-        member = self.roster.members.get(client_id)  # None: it has left since
+        member, before = self.roster.members.get(client_id), self.roster.live  # None: it has left since
         if member is not None:
             self.roster.heartbeat(client_id, member.incarnation, self._clock())
+        if self.roster.live != before:
+            self._live_changed()
 
     def detach(self, attendance: Attendance) -> None:
         """A process's stream ended; its members are dead unless they come back soon."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -96,32 +96,32 @@ class ParameterServerService:
                     self._members.detach(attendance)
 
     async def _tell(self, attendance: Attendance, requests: Requests[pb.AttendRequest], context: Context) -> None:
-        """Write events while the process is heard from; the run's end is the last.
+        """Listen to the process and tell it events, until it ends, falls silent, or has been told the run's end.
 
-        When there is nothing to tell, a heartbeat now and then shows the process that this server is there: keepalive
-        would be answered by whatever proxy stands between them.
+        After that the client hangs up first, or the last event might be lost with the stream; if it does not, there is
+        a TimeoutError in the end. A process that reads nothing keeps nobody from noticing that it is gone.
         """
-        listening = asyncio.create_task(self._listen(attendance, requests))
-        telling: asyncio.Task[pb.AttendEvent] | None = None
-        try:
-            while True:
-                telling = telling or asyncio.create_task(attendance.events.get())
-                await asyncio.wait({telling, listening}, timeout=self._beat_s, return_when=asyncio.FIRST_COMPLETED)
-                if listening.done() and not telling.done():
-                    return listening.result()
-                event = pb.AttendEvent(heartbeat=pb.Heartbeat())
-                if telling.done():
-                    event, telling = telling.result(), None
-                if not await _while_running(listening, context.write(event)):
-                    return listening.result()
-                if event.HasField("run_finished"):
-                    break
-            async with asyncio.timeout(self._network.leave_deadline_s):
-                await listening  # the client hangs up first, or the last event might be lost with the stream
-        finally:
-            listening.cancel()
-            if telling is not None:
+        async with asyncio.timeout(None) as patience:
+            telling = asyncio.create_task(self._write_events(attendance, context, patience))
+            try:
+                await self._listen(attendance, requests)
+            finally:
                 telling.cancel()
+
+    async def _write_events(self, attendance: Attendance, context: Context, patience: asyncio.Timeout) -> None:
+        """Events as they come; when there are none, a heartbeat now and then shows that this server is there.
+
+        (Keepalive would be answered by whatever proxy stands between.)
+        """
+        event: pb.AttendEvent | None = None
+        while event is None or not event.HasField("run_finished"):
+            try:
+                async with asyncio.timeout(self._beat_s):
+                    event = await attendance.events.get()
+            except TimeoutError:
+                event = pb.AttendEvent(heartbeat=pb.Heartbeat())
+            await context.write(event)
+        patience.reschedule(asyncio.get_running_loop().time() + self._network.leave_deadline_s)
 
     async def _listen(self, attendance: Attendance, requests: Requests[pb.AttendRequest]) -> None:
         """Heartbeats and errors, until the stream ends or falls silent; refused when it breaks the protocol."""
@@ -205,15 +205,3 @@ class ParameterServerService:
 
     def _count(self, refused: Refused, client_id: int | None) -> None:
         self._ps.count(refused.kind, client_id)
-
-
-async def _while_running(other: asyncio.Task[Any], doing: Coroutine[Any, Any, None]) -> bool:
-    """Do something unless another task ends before it is done; whether it was done."""
-    task = asyncio.ensure_future(doing)
-    try:
-        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        return task.done()
-    finally:
-        task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +33,36 @@ def uss_mib(server: ServerProcess) -> float:
 
 
 class Reader:
-    """A peer that asks for models and does not read them."""
+    """A peer that asks for models and does not read them; over a connection for each, as so many processes would."""
 
     def __init__(self, server: ServerProcess) -> None:
-        # A window that stays small: otherwise gRPC would read on behalf of a program that does not.
-        options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.insecure_channel(server.address, options=options)
-        self._calls: deque[Any] = deque()
+        self._server, self._calls = server, deque[tuple[grpc.Channel, Any]]()
 
     def stall(self, client: StockClient, round_id: int) -> None:
         """Ask for the model of an open round, and stop after its first message."""
+        # A window that stays small: otherwise gRPC would read on behalf of a program that does not.
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+        channel = grpc.insecure_channel(self._server.address, options=options)
         request = pb.PullModelRequest(caller=client.caller, round_id=round_id, wait_s=1.0)
-        call = ParameterServerStub(self._channel).PullModel(request, timeout=10 * CALL_S)
+        call = ParameterServerStub(channel).PullModel(request, timeout=10 * CALL_S)
         assert next(call).header.model.round_id == round_id
-        self._calls.append(call)
+        self._calls.append((channel, call))
 
     def finish(self) -> list[grpc.StatusCode]:
         """Read on, now; how each of them ends."""
         codes = []
-        for call in self._calls:
-            try:
-                for _ in call:
-                    pass
-            except grpc.RpcError:
-                pass
+        for _, call in self._calls:
+            with suppress(grpc.RpcError):
+                deque(call, maxlen=0)
             codes.append(call.code())
         return codes
 
     def give_up_oldest(self) -> None:
-        self._calls.popleft().cancel()
+        self._calls.popleft()[0].close()
 
     def close(self) -> None:
-        self._channel.close()
+        while self._calls:
+            self.give_up_oldest()
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -116,8 +114,8 @@ def test_two_hundred_rounds_with_peers_who_stall_and_break_off_need_what_the_for
     abused_rounds(tmp_path, 200)
 
 
-def test_forty_rounds_with_peers_who_stall_and_break_off_need_what_the_formula_says(tmp_path: Path) -> None:
-    abused_rounds(tmp_path, 40)
+def test_twenty_five_rounds_with_peers_who_stall_and_break_off_need_what_the_formula_says(tmp_path: Path) -> None:
+    abused_rounds(tmp_path, 25)
 
 
 def abused_rounds(tmp_path: Path, count: int) -> None:
@@ -145,30 +143,31 @@ def abused_rounds(tmp_path: Path, count: int) -> None:
 
 
 def test_readers_who_stop_hold_a_chunk_each_and_no_model(tmp_path: Path) -> None:
-    """d = 1,000,000: models of 4 MB, of which one in each of twenty rounds is asked for and not read."""
-    chunk = 64 * 1024
+    """d = 300,000: models of 1.2 MB, of which one in each of thirty-five rounds is asked for and not read."""
+    chunk, count = 64 * 1024, 35
     with federation_of(tmp_path, "broad_blobs", chunk) as members:
         server, reader, rounds = members.server, Reader(members.server), Rounds(members, chunk)
         limits = limits_of(server.experiment.network, len(members.clients))
-        for _ in range(5):
+        for _ in range(10):
             rounds.next()
         before = uss_mib(server)
-        for number in range(20):
+        for number in range(count):
             reader.stall(members.clients[number % 5], rounds.next())
-        after = uss_mib(server)
-        print(f"{before:.0f} MiB, {after:.0f} with {len(reader)} readers who stopped")
-        holes = 6 * 4 * server.num_parameters  # left by the frames that are held, where a vector would not fit
-        assert after - before <= (len(reader) * limits.bytes_per_stream + holes) / MIB
+        grown = (uss_mib(server) - before) * MIB
+        model = 4 * server.num_parameters
+        print(f"{before:.0f} MiB, and {grown / MIB:.0f} more with {count} readers who stopped")
+        # What the formula grants a stream, and room in which an allocator may find no use.
+        assert grown <= count * limits.bytes_per_stream + 8 * model < (count - 2) * model
         # Who reads on is told to pull again, whatever its round was; the last one's is still open.
-        assert reader.finish() == [grpc.StatusCode.ABORTED] * 19 + [grpc.StatusCode.OK]
+        assert reader.finish() == [grpc.StatusCode.ABORTED] * (count - 1) + [grpc.StatusCode.OK]
         reader.close()
 
 
 def test_a_model_larger_than_any_message_trains(tmp_path: Path) -> None:
     """d = 5,000,000: 20 MB, in chunks of 1 MiB, where gRPC's own limit is 4 MB."""
     experiment = small_experiment(
-        federation={"clients": 2, "byzantine": 0},
-        training={"rounds": 2, "batch_size": 2},
+        federation={"clients": 1, "byzantine": 0},
+        training={"rounds": 1, "batch_size": 2},
         data={"dataset": "tiny_task:broadest_blobs"},
         network={"leave_deadline_s": 20.0},
     )
@@ -178,5 +177,5 @@ def test_a_model_larger_than_any_message_trains(tmp_path: Path) -> None:
         with client_process(tmp_path, experiment, server.address, server.tokens()) as clients:
             assert clients.exit_code() == 0, clients.log()
             assert server.finish()["status"] == "completed"
-    assert [record.answered for record in until(lambda: RunReader(server.run_dir).rounds(), "records")] == [2, 2]
+    assert [record.answered for record in until(lambda: RunReader(server.run_dir).rounds(), "records")] == [1]
     assert server.refusals() == {}

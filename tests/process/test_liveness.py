@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 from cutting_proxy import CuttingProxy
-from federations import Child, ServerProcess, client_process, halting_client_process, small_experiment, until
+from federations import (
+    Child,
+    ServerProcess,
+    adversary_process,
+    client_process,
+    halting_client_process,
+    small_experiment,
+    until,
+)
 from stock_client import StockClient
 
 from common.config import Experiment
@@ -327,3 +335,26 @@ def test_below_the_quorum_the_run_waits_visibly_ends_as_quorum_lost_and_can_be_r
         assert again.stop()["status"] == "interrupted"
         assert [client.exit_code() for client in everybody] == [0, 0]
     RunReader(server.run_dir).verify()
+
+
+def test_after_a_restart_the_wiretap_is_where_it_was(tmp_path: Path) -> None:
+    """An adversary that was told of its port goes on."""
+    experiment = experiment_of(
+        clients=5, byzantine=1, attack={"name": "bit_flip", "knowledge": "omniscient"}, network={"grace_floor_s": 0.2}
+    )
+    with ExitStack() as resources:
+        first = resources.enter_context(ServerProcess(experiment, tmp_path)).listening()
+        honest = resources.enter_context(
+            client_process(tmp_path, experiment, first.address, first.tokens(range(4)), name="honest")
+        )
+        adversary = resources.enter_context(
+            adversary_process(tmp_path, experiment, first.address, first.tokens([4]), first.wiretap)
+        )
+        some_rounds(first)
+        first.kill()
+        second = resources.enter_context(ServerProcess(experiment, tmp_path, resume=True)).listening()
+        assert second.wiretap == first.wiretap
+        resumed = committed(second)
+        until(lambda: reasons(second)[resumed + 1 :].count("all_answered") > 2, "the adversary to answer again")
+        second.stop()
+        assert [honest.exit_code(), adversary.exit_code()] == [0, 0], adversary.log()

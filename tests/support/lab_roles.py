@@ -49,6 +49,7 @@ def server(assignment: Assignment, report: Report) -> tuple[str, str]:
     while (done := _count(run_dir)) < total:
         time.sleep(ROUND_S)
         if (run_dir / DISK_IS_FULL).exists():
+            (run_dir / "failed").write_text(str(time.time()))
             raise StoreUnwritable("no space left")
         new = run_dir / "rounds.new"
         new.write_text(str(done + 1))
@@ -67,10 +68,13 @@ def server_that_dies(assignment: Assignment, report: Report) -> tuple[str, str]:
 
 
 def client(assignment: Assignment, _: Report) -> tuple[str, str]:
-    """Waits for the end."""
+    """Waits for the end, or for the server to say that the run has failed."""
+    born_at, failed = time.time(), assignment.run_dir / "failed"
     _born(assignment)
     until = time.monotonic() + LONG_S
     while not (assignment.run_dir / "over").exists() and time.monotonic() < until:
+        if failed.exists() and failed.stat().st_mtime > born_at:
+            return "failed", "heard that it failed"
         time.sleep(0.02)
     return "completed", "heard the end"
 

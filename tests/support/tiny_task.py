@@ -9,7 +9,7 @@ import numpy as np
 from common.learning.datasets import Dataset, Split
 
 WIDE_FEATURES = 49_999
-BROAD_FEATURES, BROADEST_FEATURES = 499_999, 2_499_999
+BROAD_FEATURES, BROADEST_FEATURES = 149_999, 2_499_999
 
 
 def blobs(_root: Path) -> Dataset:
@@ -23,7 +23,7 @@ def wide_blobs(_root: Path) -> Dataset:
 
 
 def broad_blobs(_root: Path) -> Dataset:
-    """The same with d = 1,000,000."""
+    """The same with d = 300,000."""
     return _two_classes(features=BROAD_FEATURES, samples=8)
 
 
