@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from deploy.certs.command import certs
+from deploy.chaos.command import chaos
 from deploy.doctor import doctor
 from deploy.origin import shadowed
 from deploy.privacy import app as privacy_app
@@ -307,6 +308,7 @@ def _options(
 
 app.command()(certs)
 app.command()(doctor)
+app.command()(chaos)
 
 
 # -------------------------------------------------------------------- what the commands share

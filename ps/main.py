@@ -231,7 +231,6 @@ class _Run:
         experiment, network = self.experiment, self.experiment.network
         device = device_of(experiment.training.device)
         self.mechanism.rule.prepare(self.mechanism.num_clients, self.task.num_parameters, device)
-        prepare_conditioning(self.mechanism.num_clients, self.task.num_parameters)
         inbox = Inbox(self.mechanism.num_clients, self.task.num_parameters, self.mechanism.condition, device)
         maker = RoundMaker(
             experiment,
