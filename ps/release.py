@@ -32,7 +32,7 @@ Answered = Sequence[int] | NDArray[np.bool_]
 Noise: TypeAlias = "NDArray[np.float64] | Tensor | GridNoise"
 """Standard normals, (d,) float64; or what draws on the grid itself."""
 
-_LARGEST_NOISE = 2.0**46  # in steps of the grid: draws of 100 σ still leave room below 2^53
+_LARGEST_NOISE = 2.0**49  # in steps of the grid: draws of 13.7 σ, beyond which there are none, stay below 2^53
 _FLOAT32_ROUNDING = 2.0**-22  # relative: three float32 roundings an entry of M_i, with room
 
 

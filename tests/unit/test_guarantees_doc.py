@@ -186,8 +186,8 @@ def test_a_row_that_is_made_safe_is_in_the_ball_as_real_numbers() -> None:
 
 
 def test_the_bound_on_the_sum_of_section_3_4_leaves_room_for_the_noise() -> None:
-    assert "whose s exceeds 2⁴⁶·g" in section("3.4")
-    assert 100 * 2.0**46 + 2.0**21 * 100_000 < 2.0**53  # a draw of 100 s beside 100,000 rows
+    assert "whose s exceeds 2⁴⁹·g" in section("3.4")
+    assert 13.7 * 2.0**49 + 2.0**21 * 100_000 < 2.0**53  # beside 100,000 rows
     spread_thin = {"rule": make_rule("normalized_mean", num_byzantine=0).with_weights([1.0] * 5), "num_clients": 5}
     Mechanism(**spread_thin, num_byzantine=0, clip_norm=1.0, noise_multiplier=1.0)
     with pytest.raises(PrivacyError, match="more digits than exact sums allow"):
