@@ -156,7 +156,7 @@ def test_huge_and_tiny_noise_gives_numbers_or_null(z):
 
 
 def test_noise_that_the_parameter_server_would_refuse_is_refused():
-    with pytest.raises(PrivacyError, match="noise_multiplier = 1e\\+300: expected"):
+    with pytest.raises(PrivacyError, match="more digits than exact sums allow"):
         plan(noise_multiplier=1e300, delta=1e-5, rounds=3, clients=100)
 
 
