@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import grpc
 import pytest
 from federations import ServerProcess, small_experiment, until
 from grpc_health.v1 import health_pb2
-from raw_http2 import RawPeer
 from stock_client import CALL_S, Federation, StockClient
 
 from common.rpc.methods import PARAMETER_SERVER
@@ -166,30 +165,6 @@ def test_who_says_nothing_is_waited_for_no_longer_than_configured(
 def test_a_health_check_without_a_question_ends_too(hasty: ServerProcess, open_calls: ExitStack) -> None:
     call = silent_call(hasty, "/grpc.health.v1.Health/Check", open_calls)
     assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_answers_that_nobody_reads_are_counted_and_keep_no_member_from_training(
-    strict: ServerProcess, members: Federation, open_calls: ExitStack
-) -> None:
-    """A peer that grants no window: a refusal is stuck, and so is its stream, until the connection ends."""
-    peer = RawPeer(strict.address)
-    open_calls.callback(peer.close)
-    waiting = [waiting_pull(client, open_calls) for client in members.clients[:3]]
-    for _ in range(STRANGERS):
-        peer.call(path("Join"), pb.JoinRequest(client_id=4, token="false"))  # noqa: S106
-    newcomer = StockClient(strict, 4)
-    open_calls.callback(newcomer.close)
-
-    def kept_out() -> bool:
-        with suppress(grpc.RpcError):
-            newcomer.try_to_join()
-            return False
-        return True
-
-    until(kept_out, "all strangers' places to be taken")
-    assert all(call.is_active() for call in waiting)
-    peer.close()
-    until(lambda: not kept_out(), "the places to be free again")
 
 
 def test_further_streams_of_a_connection_wait_at_the_client(strict: ServerProcess, open_calls: ExitStack) -> None:
