@@ -179,8 +179,8 @@ class Membership:
         Refused
             There are no callers, or one of them is not a member; see :meth:`check`.
         """
-        if not callers:
-            raise Refused(pb.MALFORMED, "an Attend stream names the identities attending, at least one")
+        if not 0 < len(callers) <= len(self._token_hashes):
+            raise Refused(pb.MALFORMED, f"an Attend stream names the identities attending, not {len(callers)} of them")
         for caller in callers:
             self.check(caller, peer, even_when_over=True)
         attendance = Attendance(peer, {caller.client_id: caller.incarnation for caller in callers})
@@ -216,7 +216,7 @@ class Membership:
         member, before = self.roster.members.get(client_id), self.roster.live  # None: it has left since
         if member is not None:
             self.roster.heartbeat(client_id, member.incarnation, self._clock())
-        if self.roster.live != before:
+        if self.roster.live is not before:
             self._live_changed()
 
     def detach(self, attendance: Attendance) -> None:

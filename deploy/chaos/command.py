@@ -69,6 +69,9 @@ def chaos(
     if dry_run:
         typer.echo(_dry(loaded, plan, choice) if as_json else render_plan(plan, choice), nl=as_json)
         return
+    before = None
+    if undisturbed is not None:
+        before = run_of_earlier(undisturbed, loaded.experiment.fingerprint(), choice.backend.name)
     folder = new_run_dir(f"chaos-{loaded.name}") if run_dir is None else run_dir
     rounds = loaded.experiment.training.rounds
     verdict = play(
@@ -77,7 +80,7 @@ def chaos(
         choice,
         folder,
         lambda name: open_display(f"{loaded.name}, {name}", rounds, quiet=quiet),
-        undisturbed=None if undisturbed is None else run_of_earlier(undisturbed, loaded.experiment.fingerprint()),
+        undisturbed=before,
     )
     if as_json:
         typer.echo(json.dumps(verdict.as_json(), indent=2))

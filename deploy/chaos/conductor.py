@@ -28,6 +28,7 @@ from deploy.chaos.disk import SmallDisk
 from deploy.chaos.inflicting import Inflictor
 from deploy.chaos.life import Life
 from deploy.chaos.plan import Plan
+from deploy.chaos.recorder import recording_file
 from deploy.chaos.roles import LAB_ROLES
 from deploy.chaos.timeline import Occurrence, Timeline
 from deploy.children import Assignment
@@ -211,8 +212,9 @@ class Conductor:
 
     def _lay_out(self) -> SmallDisk | None:
         """The run folder and its rooms, on a file system of its own where it is to be full."""
-        if self._run_dir.exists() and any(self._run_dir.iterdir()):
-            raise RunFolderExists(f"{self._run_dir}: is not empty; choose another --run-dir")
+        for folder in (self._run_dir, recording_file(self._run_dir, PS).parent):
+            if folder.exists() and any(folder.iterdir()):
+                raise RunFolderExists(f"{folder}: is not empty; choose another --run-dir")
         self._run_dir.mkdir(parents=True, exist_ok=True)
         disk = None if self._disk_mb is None else SmallDisk(self._run_dir, self._disk_mb)
         for private in ("operator", "clients"):

@@ -150,24 +150,29 @@ def measured(played: Played, planned: int) -> Run:
     )
 
 
-def run_of_earlier(folder: Path, fingerprint: str) -> Run:
+def run_of_earlier(folder: Path, fingerprint: str, backend: str) -> Run:
     """The undisturbed run of an earlier verdict, to be compared with once more.
 
     Raises
     ------
     ConfigError
-        There is no verdict in the folder, or it is of another experiment.
+        There is no verdict in the folder, or it is of another experiment or backend: their times do not compare.
     """
     path = folder / FILE
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         run = {name: value for name, value in tree["undisturbed"].items() if name != "lost"}
-        found, stored = Run(**run), str(tree["fingerprint"])
+        found, stored, network = Run(**run), str(tree["fingerprint"]), str(tree["backend"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ConfigError(f"--undisturbed {folder}: {path.name} cannot be read ({problem!r})") from None
     if stored != fingerprint:
         raise ConfigError(
             f"--undisturbed {folder}: its experiment is another one (fingerprint {stored[:12]}…, here "
             f"{fingerprint[:12]}…); leave the option out"
+        )
+    if network != backend:
+        raise ConfigError(
+            f"--undisturbed {folder}: it went over the backend {network}, here it is {backend}; "
+            f"use --backend {network}, or leave the option out"
         )
     return found

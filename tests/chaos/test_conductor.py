@@ -15,7 +15,7 @@ import pytest
 from lab_roles import DISK_IS_FULL
 
 from common.config import Experiment, experiment_from
-from common.errors import Interrupted, RunFolderExists
+from common.errors import Interrupted, RunFailed, RunFolderExists
 from deploy.chaos import conductor as conducting
 from deploy.chaos import inflicting
 from deploy.chaos.backend import CLEAR, PS, Conditions, Placement
@@ -274,9 +274,20 @@ def test_a_signal_ends_everything(lab: Lab) -> None:
         lab.play(rounds=1_000_000)
 
 
-def test_a_folder_that_is_not_empty_is_refused(lab: Lab) -> None:
-    lab.run_dir.mkdir()
-    (lab.run_dir / "thesis.tex").touch()
+def test_a_network_that_cannot_go_on_ends_everything_and_says_why(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RunFailed("the proxy ended with exit code -9")
+
+    monkeypatch.setattr(lab.backend, "shape", fail)
+    with pytest.raises(RunFailed, match="exit code -9"):
+        lab.play({"do": "partition", "on": "client-0", "at": "round 5"}, rounds=1_000_000)
+
+
+@pytest.mark.parametrize("name", ["run", "run-seen"])
+def test_a_folder_that_is_not_empty_is_refused(lab: Lab, name: str) -> None:
+    folder = lab.run_dir.with_name(name)
+    folder.mkdir()
+    (folder / "thesis.tex").touch()
     with pytest.raises(RunFolderExists, match="is not empty"):
         lab.play(rounds=3)
 

@@ -176,13 +176,21 @@ def test_clients_notice_a_server_that_is_stopped_or_cut_off_and_take_part_again_
         some_rounds(server)
         took: dict[str, float] = {}
 
-        for proxy, client, way in zip(proxies, clients, ("held", "swallowed"), strict=False):
-            before, began = lost(client), time.monotonic()
+        cut_off = dict(zip(("held", "swallowed"), clients, strict=False))
+        losses, began = {way: lost(client) for way, client in cut_off.items()}, time.monotonic()
+        for proxy, way in zip(proxies, cut_off, strict=True):
             proxy.cut(way)
-            until(lambda client=client, before=before: lost(client) > before, f"the {way} client to notice")
-            took[way] = time.monotonic() - began
+
+        def both_noticed() -> bool:
+            for way, client in cut_off.items():
+                if way not in took and lost(client) > losses[way]:
+                    took[way] = time.monotonic() - began
+            return len(took) == len(cut_off)
+
+        until(both_noticed, "the two that are cut off to notice")
+        for proxy in proxies:
             proxy.heal()
-            some_rounds(server)  # all three are needed
+        some_rounds(server)  # all three are needed
 
         before, began = lost(clients[2]), time.monotonic()
         with stopped(server):

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import grpc
 import pytest
 from federations import ServerProcess, small_experiment, until
 from grpc_health.v1 import health_pb2
+from raw_http2 import RawPeer
 from stock_client import CALL_S, Federation, StockClient
 
 from common.rpc.methods import PARAMETER_SERVER
 from common.rpc.v1 import parameter_server_pb2 as pb
 
-PER_CLIENT, STRANGERS, CONNECTIONS, PER_CONNECTION, METADATA = 4, 6, 12, 24, 2048
+PER_CLIENT, STRANGERS, CONNECTIONS, PER_CONNECTION, METADATA = 4, 6, 12, 4, 2048
 FAR = 1_000_000  # a round that will not come
 
 
@@ -30,7 +31,8 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "max_streams_per_client": PER_CLIENT,
         "max_strangers": STRANGERS,
         "max_connections": CONNECTIONS,
-        "max_streams_per_connection": PER_CONNECTION,
+        "keepalive_s": 60.0,
+        "keepalive_timeout_s": 60.0,
         "max_metadata_bytes": METADATA,
         "first_message_s": 60.0,
         "rpc_deadline_s": 60.0,
@@ -138,12 +140,18 @@ def test_an_identity_with_too_many_calls_may_still_join_and_leave(members: Feder
 def test_of_silent_strangers_the_oldest_gives_way_and_nobody_is_kept_out(
     strict: ServerProcess, open_calls: ExitStack, method: str
 ) -> None:
-    silent = [silent_call(strict, path(method), open_calls) for _ in range(STRANGERS)]
-    late = [silent_call(strict, path(method), open_calls) for _ in range(2)]
-    for call in silent[:2]:
-        assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "max_strangers" in call.details()
-    assert all(call.is_active() for call in [*silent[3:], *late])
+    oldest, others = silent_call(strict, path(method), open_calls), list[Any]()
+
+    def gave_way() -> bool:
+        if len(others) < 4 * STRANGERS:
+            others.append(silent_call(strict, path(method), open_calls))
+        time.sleep(0.02)  # one after the other
+        return not oldest.is_active()
+
+    until(gave_way, "the oldest to give way")
+    assert oldest.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "max_strangers" in oldest.details()
+    assert others[-1].is_active()
     newcomer = StockClient(strict, 4)
     open_calls.callback(newcomer.close)
     newcomer.join()
@@ -167,18 +175,45 @@ def test_a_health_check_without_a_question_ends_too(hasty: ServerProcess, open_c
     assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_further_streams_of_a_connection_wait_at_the_client(strict: ServerProcess, open_calls: ExitStack) -> None:
-    crowd = Federation(strict)
-    open_calls.callback(crowd.close)
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    channel = open_calls.enter_context(grpc.insecure_channel(strict.address, options=options))
+def test_answers_that_nobody_reads_are_counted_and_keep_no_member_from_training(
+    strict: ServerProcess, members: Federation, open_calls: ExitStack
+) -> None:
+    """A peer that grants no window: a refusal is stuck, and so is its stream, until the connection ends."""
+    member = members.clients[3]
+    waiting = [waiting_pull(member, open_calls) for _ in range(PER_CLIENT)]
+    until(lambda: refused_pull(member).kind == pb.TOO_MANY_CALLS, "the member's calls to be there")
+    waiting[0].cancel()
+    peer, newcomer = RawPeer(strict.address), StockClient(strict, 4)
+    open_calls.callback(peer.close)
+    open_calls.callback(newcomer.close)
+
+    def kept_out() -> bool:
+        with suppress(grpc.RpcError):
+            newcomer.try_to_join()
+            return False
+        return True
+
+    def stuck_once_more() -> bool:
+        peer.call(path("Join"), pb.JoinRequest(client_id=4, token="false"))  # noqa: S106
+        return kept_out()
+
+    until(stuck_once_more, "all strangers' places to be taken")
+    assert all(call.is_active() for call in waiting[1:])
+    peer.close()
+    until(lambda: not kept_out(), "the places to be free again")
+
+
+def test_further_streams_of_a_connection_wait_at_the_client(tmp_path: Path, open_calls: ExitStack) -> None:
+    experiment = small_experiment(network={"max_streams_per_connection": PER_CONNECTION})
+    server = open_calls.enter_context(ServerProcess(experiment, tmp_path)).listening()
+    crowd = Federation(server)
+    channel = open_calls.enter_context(
+        grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+    )
     for client in crowd.clients:
         client.channel.close()
         client.stub = type(client.stub)(channel)
-    held = [waiting_pull(client, open_calls) for client in crowd.clients for _ in range(PER_CLIENT)]
-    held += [channel.stream_stream(path("Attend"))(iter(threading.Event().wait, None)) for _ in range(4)]
-    open_calls.callback(lambda: [call.cancel() for call in held])
-    assert len(held) == PER_CONNECTION
+    held = [waiting_pull(client, open_calls) for client in crowd.clients[:PER_CONNECTION]]
     check = channel.unary_unary(
         "/grpc.health.v1.Health/Check", request_serializer=health_pb2.HealthCheckRequest.SerializeToString
     )

@@ -145,6 +145,7 @@ ATTENDS_BADLY = {
     "nobody": (pb.AttendRequest(attending=pb.Attending()), pb.MALFORMED),
     "a_heartbeat_first": (pb.AttendRequest(heartbeat=pb.Heartbeat()), pb.MALFORMED),
     "nothing_at_all": (pb.AttendRequest(), pb.MALFORMED),
+    "more_than_there_are": (pb.AttendRequest(attending=pb.Attending(callers=[pb.Caller()] * 6)), pb.MALFORMED),
     "a_stranger": (
         pb.AttendRequest(attending=pb.Attending(callers=[pb.Caller(run_id="?", client_id=7)])),
         pb.WRONG_RUN,

@@ -9,7 +9,7 @@ import numpy as np
 from common.learning.datasets import Dataset, Split
 
 WIDE_FEATURES = 49_999
-BROAD_FEATURES, BROADEST_FEATURES = 149_999, 2_499_999
+BROAD_FEATURES, BROADEST_FEATURES = 149_999, 1_249_999
 
 
 def blobs(_root: Path) -> Dataset:
@@ -28,7 +28,7 @@ def broad_blobs(_root: Path) -> Dataset:
 
 
 def broadest_blobs(_root: Path) -> Dataset:
-    """The same with d = 5,000,000: a model of 20 MB."""
+    """The same with d = 2,500,000: a model of 10 MB."""
     return _two_classes(features=BROADEST_FEATURES, samples=8)
 
 

@@ -196,11 +196,13 @@ def test_a_verdict_becomes_a_row_of_the_table(tmp_path: Path) -> None:
 
 def test_an_earlier_undisturbed_run_stands_for_one_of_the_same_experiment(tmp_path: Path) -> None:
     verdict(GOOD).write(tmp_path)
-    assert run_of_earlier(tmp_path, "ab" * 32) == RUN
+    assert run_of_earlier(tmp_path, "ab" * 32, "proxy") == RUN
     with pytest.raises(ConfigError, match="its experiment is another one"):
-        run_of_earlier(tmp_path, "cd" * 32)
+        run_of_earlier(tmp_path, "cd" * 32, "proxy")
+    with pytest.raises(ConfigError, match="it went over the backend proxy, here it is netns"):
+        run_of_earlier(tmp_path, "ab" * 32, "netns")
     with pytest.raises(ConfigError, match="cannot be read"):
-        run_of_earlier(tmp_path / "nowhere", "ab" * 32)
+        run_of_earlier(tmp_path / "nowhere", "ab" * 32, "proxy")
 
 
 @pytest.fixture
