@@ -11,9 +11,12 @@ import torch
 
 from adversary.attacks import Attack, make_attack
 from adversary.collusion import Colluding, Ignorant, Knowledge
+from adversary.misbehaviour import Ground, Kind, Misbehaviour, deal, make_misbehaviours
 from adversary.omniscience import Omniscient
+from adversary.party import take_part
 from client.crew import build_crew
 from client.exchange import Exchange, Momentum, Outcome, PublishedModel
+from client.push import Push, Reply, deliver
 from client.worker import Worker
 from common.config import Experiment
 from common.errors import ConfigError
@@ -21,7 +24,7 @@ from common.learning.task import build_task, single_threaded
 from common.rpc.addresses import parse_address, refuse_insecure
 from common.rpc.credentials import channel_as, refuse_unusable
 
-__all__ = ["attack_of", "own_momenta", "run_adversary"]
+__all__ = ["attack_of", "misbehaviours_of", "own_momenta", "run_adversary"]
 
 
 def attack_of(experiment: Experiment) -> Attack:
@@ -45,6 +48,18 @@ def attack_of(experiment: Experiment) -> Attack:
     )
 
 
+def misbehaviours_of(experiment: Experiment) -> dict[str, Kind]:
+    """The misbehaviours an experiment names.
+
+    Raises
+    ------
+    ConfigError, AttackError
+        See :func:`adversary.misbehaviour.make_misbehaviours`.
+    """
+    chosen = experiment.misbehaviour
+    return make_misbehaviours(chosen.names, chosen.parameters, experiment.folders)
+
+
 def own_momenta(crew: Mapping[int, Worker], round_id: int) -> torch.Tensor:
     """What the adversaries' identities would send if they were honest (k, d), in the order of their ids."""
     return torch.stack([torch.from_numpy(worker.step(round_id)) for worker in crew.values()])
@@ -66,9 +81,13 @@ def run_adversary(
     )
     refuse_unusable(network.tls, tokens)
     single_threaded()
-    attack, ids = attack_of(experiment), sorted(tokens)
+    attack, kinds = attack_of(experiment), misbehaviours_of(experiment)
+    dealt = deal(list(tokens), list(kinds))
+    apart = {client_id for name, held in dealt.items() if not kinds[name].takes_part for client_id in held}
+    ids = sorted(set(tokens) - apart)
     task = build_task(experiment)
     crew = build_crew(experiment, task, ids)
+    ways: dict[int, Misbehaviour] = {}  # how each identity behaves; the others as clients do
     with ThreadPoolExecutor(1, thread_name_prefix="gradient") as computing:
 
         async def produce(model: PublishedModel) -> AsyncIterator[tuple[int, Momentum]]:
@@ -80,16 +99,34 @@ def run_adversary(
             for client_id, row in zip(ids, rows, strict=True):
                 yield client_id, row.numpy()
 
+        async def deliver_in_its_way(push: Push) -> Reply | None:
+            way = ways.get(push.caller.client_id)
+            return await (deliver(push) if way is None else way.deliver(push))
+
         exchange = Exchange(
             experiment,
             address=address,
-            tokens=tokens,
+            tokens={client_id: tokens[client_id] for client_id in ids},
             schema_hash=task.schema_hash,
             num_parameters=task.num_parameters,
             produce=produce,
+            deliver=deliver_in_its_way,
         )
         knowledge = _knowledge(experiment, exchange, wiretap_address, task.num_parameters)
-        return asyncio.run(exchange.run())
+        misbehaviours = []
+        for name, held in dealt.items():
+            ground = Ground(
+                address=address,
+                experiment=experiment,
+                tokens={client_id: tokens[client_id] for client_id in held},
+                schema_hash=task.schema_hash,
+                num_parameters=task.num_parameters,
+                callers=lambda: exchange.callers,
+                channel=partial(channel_as, address, network=network),
+            )
+            misbehaviours.append(kinds[name].build(ground))
+            ways.update(dict.fromkeys(held, misbehaviours[-1]))
+        return asyncio.run(take_part(exchange if ids else None, misbehaviours))
 
 
 def _knowledge(

@@ -21,7 +21,6 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import grpc
@@ -29,6 +28,7 @@ import grpc
 from client.channels import Channels, Line
 from client.memory import NEVER, Forgetful, Memory, Outcome, RunTerms, Seen
 from client.memory import Vector as Momentum
+from client.push import Deliver, Push, deliver
 from common.config import Experiment
 from common.errors import (
     ConfigError,
@@ -41,7 +41,7 @@ from common.errors import (
     Superseded,
 )
 from common.rpc import PROTOCOL_VERSION
-from common.rpc.frames import Malformed, tensor_frames
+from common.rpc.frames import Malformed
 from common.rpc.methods import ParameterServerStub
 from common.rpc.refusals import REJOIN, kind_name
 from common.rpc.tensors import Incomplete, receive_tensor
@@ -97,6 +97,8 @@ class Exchange:
         Given θ_t, yields each identity's momentum as soon as it is there.
     memory
         What is remembered of earlier lives; default nothing.
+    deliver
+        How a momentum is sent.
     """
 
     def __init__(
@@ -109,10 +111,12 @@ class Exchange:
         num_parameters: int,
         produce: Produce,
         memory: Memory | None = None,
+        deliver: Deliver = deliver,
     ) -> None:
         self._experiment, self._network = experiment, experiment.network
         self._address, self._tokens = address, dict(tokens)
         self._schema_hash, self._num_parameters, self._produce = schema_hash, num_parameters, produce
+        self._deliver = deliver
         self._callers: dict[int, pb.Caller] = {}
         self._channels = Channels(address, experiment.network)
         self._stubs: dict[int, ParameterServerStub] = {}
@@ -481,33 +485,22 @@ class Exchange:
         )
 
     async def _push(self, client_id: int, round_id: int, momentum: Momentum) -> None:
-        """Send one momentum until it is acknowledged or refused; a repetition is harmless.
-
-        A connection that fails is tried again for a while; after a longer outage the exchange joins anew, and the
-        round is served again if it is still open.
-        """
         caller = self._callers.get(client_id)
         if caller is None:
             return  # dropped since
-        header = pb.MomentumHeader(
-            caller=caller,
-            round_id=round_id,
-            schema_hash=self._schema_hash,
-            element_count=momentum.size,
+        reply = await self._deliver(
+            Push(
+                caller=caller,
+                round_id=round_id,
+                momentum=momentum,
+                schema_hash=self._schema_hash,
+                chunk_bytes=self._chunk_bytes,
+                deadline_s=self._network.deadline_of_round(4 * self._num_parameters, 1),
+                stub=self._stubs[client_id],
+            )
         )
-        frames = list(tensor_frames(header, momentum, self._chunk_bytes))
-        backoff = FIRST_BACKOFF_S
-        for attempt in range(3):
-            try:
-                reply = await self._stubs[client_id].PushMomentum(
-                    _each(frames), timeout=self._network.deadline_of_round(4 * self._num_parameters, 1)
-                )
-                break
-            except grpc.aio.AioRpcError as problem:
-                if problem.code() is not grpc.StatusCode.UNAVAILABLE or attempt == 2:
-                    raise
-                await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
-                backoff *= 2
+        if reply is None:
+            return
         self._alive_at = asyncio.get_running_loop().time()
         if isinstance(reply, Malformed):
             raise _Rejoin(f"a reply that is none: {reply.reason}")
@@ -520,13 +513,3 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _each(frames: list[bytes]) -> AsyncIterator[bytes]:
-    for frame in frames:
-        yield frame
-
-
-def token_hash(token: str) -> bytes:
-    """What the parameter server keeps of a join token."""
-    return sha256(token.encode()).digest()

@@ -39,6 +39,7 @@ __all__ = [
     "Evaluation",
     "Experiment",
     "Federation",
+    "Misbehaviour",
     "Model",
     "Network",
     "Privacy",
@@ -215,6 +216,21 @@ class Attack(_OpenSection):
     knowledge: Literal["none", "colluding", "omniscient"] = "colluding"
 
 
+class Misbehaviour(_OpenSection):
+    """How the Byzantine identities abuse the protocol, whatever they send; further keys are its parameters."""
+
+    reserved = frozenset({"ground", "folders"})
+    name: str | tuple[str, ...] = Field(
+        default="none", min_length=1, description="or a list of names, dealt to the identities in turn"
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all misbehaviours, without repetition."""
+        given = (self.name,) if isinstance(self.name, str) else self.name
+        return tuple(dict.fromkeys(name for name in given if name != "none"))
+
+
 class Data(_Section):
     """Which data, and how it is dealt to the identities."""
 
@@ -280,6 +296,12 @@ class Network(_Section):
     throughput_floor: Positive = Field(default=1e6, description="bytes/s; lengthens the round deadline of big models")
     grace_factor: Positive = Field(default=1.0, description="after the quorum answered: wait this multiple of its time")
     grace_floor_s: Positive = Field(default=0.5, description="the grace is at least this long")
+    patience_s: float = Field(
+        default=3.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="waiting that one identity may cost before it is waited for no more",
+    )
     round_period_s: Positive = Field(default=10.0, description="round_timing = fixed: from one model to the next")
     publish_margin_s: Positive = Field(default=2.0, description="round_timing = fixed: of which to make the model")
     quorum_deadline_s: Positive = Field(default=60.0, description="below the quorum, after the deadline, give up")
@@ -304,6 +326,14 @@ class Network(_Section):
     max_memory_bytes: int | None = Field(
         default=None, ge=1, description="the PS does not start if it could need more (docs/limits.md)"
     )
+    strikes: int = Field(
+        default=3, ge=0, description="breaches of the protocol after which an identity is suspended; 0: never"
+    )
+    strike_window_s: Positive = Field(default=60.0, description="strikes older than this are forgotten")
+    suspension_s: Positive = Field(default=30.0, description="for so long a suspended identity is out")
+    max_repeats: int = Field(default=16, ge=1, description="of a complete momentum, by its identity, in a round")
+    max_joins: int = Field(default=10, ge=1, description="of an identity, one after the other; see join_every_s")
+    join_every_s: Positive = Field(default=2.0, description="after max_joins, an identity may join once in so long")
     tls: Tls = Tls()
 
     def deadline_of_round(self, model_bytes: int, num_clients: int) -> float:
@@ -330,6 +360,7 @@ class Experiment(_Section):
     aggregation: Aggregation = Aggregation()
     privacy: Privacy = Privacy()
     attack: Attack = Attack()
+    misbehaviour: Misbehaviour = Misbehaviour()
     data: Data = Data()
     model: Model = Model()
     network: Network = Network()
@@ -388,7 +419,7 @@ class Experiment(_Section):
     @property
     def num_adversaries(self) -> int:
         """Identities run by the adversary; the last ones on the roster."""
-        if self.attack.name == "none":
+        if self.attack.name == "none" and not self.misbehaviour.names:
             return 0
         return self.federation.byzantine if self.attack.adversaries is None else self.attack.adversaries
 

@@ -140,9 +140,10 @@ def check(assignment: Assignment, report: Report) -> tuple[str, str]:
     device_of(experiment.training.device)
     deal_experiment(experiment, task.dataset.train.labels)
     if experiment.num_adversaries:
-        from adversary.main import attack_of
+        from adversary.main import attack_of, misbehaviours_of
 
         attack_of(experiment)
+        misbehaviours_of(experiment)
     return "completed", "the experiment can be run"
 
 

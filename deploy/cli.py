@@ -232,7 +232,7 @@ def adversary(
     tls = _tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_name)
     configuration = _configuration(experiment, [*(set_ or ()), *tls], insecure=insecure)
     if not configuration.num_adversaries:
-        raise AttackError(f"{experiment} has no adversaries: attack.name and attack.adversaries say who and how many")
+        raise AttackError(f"{experiment} has no adversaries: attack.name, misbehaviour.name and attack.adversaries say who")
     chosen = list(configuration.adversary_ids) if ids is None else _ids(ids, configuration.federation.clients)
     held = _credentials(configuration, tokens, chosen)
 

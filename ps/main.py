@@ -354,6 +354,7 @@ class _Run:
                 "adversaries": experiment.num_adversaries,
                 "rule": self.mechanism.rule.name,
                 "attack": experiment.attack.name,
+                "misbehaviour": list(experiment.misbehaviour.names),
                 "parameters": self.task.num_parameters,
                 "seconds": time.perf_counter() - self.started_at,
                 "run_dir": str(self.store.folder),

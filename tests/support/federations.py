@@ -289,7 +289,7 @@ def _halt(
 ) -> None:
     import asyncio
 
-    from client import exchange
+    from client import push
 
     async def some(every: list[bytes]) -> Any:
         for frame in every[:frames]:
@@ -297,7 +297,7 @@ def _halt(
         say({"event": "halted", "of": len(every)})
         await asyncio.Event().wait()
 
-    exchange._each = some  # a fault point that the product does not have
+    push._each = some  # a fault point that the product does not have
     _take_part(say, experiment, address, tokens)
 
 
