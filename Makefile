@@ -7,13 +7,14 @@ READY  := $(VENV)/.ready
 EXPERIMENT ?= mnist
 TESTS      ?= tests
 
-.PHONY: help install run test test-system test-all check format proto data clean bench-aggregation bench-noise
+.PHONY: help install run test test-system test-all chaos check format proto data clean bench-aggregation bench-noise
 
 help:
 	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
 	@echo "make test         the tests, under ten minutes (TESTS=tests/unit for a part)"
 	@echo "make test-system  the tests that need Debian packages"
 	@echo "make test-all     everything, the slow suite included"
+	@echo "make chaos        every ready fault scenario in full, on every backend that works here (about half an hour)"
 	@echo "make check        lint, types, layers"
 	@echo "make bench-aggregation  time the rules beside their peers"
 	@echo "make bench-noise  time the noise beside a whole round"
@@ -57,6 +58,9 @@ proto: install
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	  --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 	  proto/common/rpc/v1/*.proto
+
+chaos: install
+	$(BIN)/byzuldp chaos --all
 
 bench-aggregation: install
 	$(BIN)/python benchmarks/aggregation.py

@@ -19,6 +19,7 @@ import typer
 from deploy.certs.command import certs
 from deploy.chaos.command import chaos
 from deploy.doctor import doctor
+from deploy.listing import list_
 from deploy.origin import shadowed
 from deploy.privacy import app as privacy_app
 
@@ -232,7 +233,7 @@ def adversary(
     tls = _tls(ca=tls_ca, certificate=tls_cert, key=tls_key, server_name=tls_name)
     configuration = _configuration(experiment, [*(set_ or ()), *tls], insecure=insecure)
     if not configuration.num_adversaries:
-        raise AttackError(f"{experiment} has no adversaries: attack.name, misbehaviour.name and attack.adversaries say who")
+        raise AttackError(f"{experiment} has no adversaries: attack, misbehaviour and attack.adversaries say who")
     chosen = list(configuration.adversary_ids) if ids is None else _ids(ids, configuration.federation.clients)
     held = _credentials(configuration, tokens, chosen)
 
@@ -263,13 +264,7 @@ def data(
 @app.command()
 def experiments() -> None:
     """List the experiments that are ready to run."""
-    from common.config import ready_experiments
-
-    known = ready_experiments()
-    width = max(map(len, known), default=0)
-    for name, path in sorted(known.items()):
-        first = next((line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")), "#")
-        typer.echo(f"{name:<{width}}  {first.lstrip('# ')}")
+    list_("experiments")
 
 
 @app.command()
@@ -309,6 +304,7 @@ def _options(
 app.command()(certs)
 app.command()(doctor)
 app.command()(chaos)
+app.command(name="list")(list_)
 
 
 # -------------------------------------------------------------------- what the commands share

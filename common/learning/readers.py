@@ -16,9 +16,18 @@ import numpy as np
 
 from common.errors import DataError, nearest
 
-__all__ = ["TORCHVISION_NAMES", "Decoded", "decode"]
+__all__ = ["DATASETS", "TORCHVISION_NAMES", "Decoded", "decode"]
 
 TORCHVISION_NAMES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10"}
+
+DATASETS = {
+    "mnist": "Handwritten digits, 28 x 28 grey, 10 classes; fetched by itself.",
+    "fashion_mnist": "Clothes, 28 x 28 grey, 10 classes; from a Debian package or torchvision's mirrors.",
+    "cifar10": "Photographs, 32 x 32 colour, 10 classes; from a folder in torchvision's layout.",
+    "image_folder": "Your own images: a folder with train/CLASS and test/CLASS.",
+    "EMNIST/letters": "Or any torchvision class of training and test images, with its split after a slash.",
+}
+"""What ``data.dataset`` can name, each in a line; a user's own is ``module:name``."""
 
 # Published values. What is not listed gets 1/2, since statistics of private data would be a release of their own.
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deploy.listing import list_
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deploy.chaos.backend import Choice
     from deploy.chaos.plan import Plan
+    from deploy.chaos.play import Shown
     from deploy.chaos.scenario import Loaded
 
 __all__ = ["chaos"]
@@ -43,6 +48,9 @@ def chaos(
         Path | None,
         typer.Option("--undisturbed", metavar="FOLDER", help="Compare with the undisturbed run of an earlier verdict."),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All ready scenarios, on every backend that works here, and a table of them.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON on stdout, nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no table.")] = False,
@@ -61,8 +69,11 @@ def chaos(
     from deploy.display import open_display
     from deploy.local import new_run_dir
 
+    if every:
+        _all(backend, set_ or (), run_dir, quick=quick, quiet=quiet)
+        return
     if scenario is None:
-        _list()
+        list_("scenarios")
         return
     loaded = load_scenario(scenario, quick=quick, overrides=set_ or (), seed=seed)
     plan, choice = choose(loaded, backend=backend, leave_out=leave_out or ())
@@ -93,14 +104,27 @@ def chaos(
         raise RunFailed(f"{loaded.name}: the verdict is fail: {wrong}; see {folder}")
 
 
-def _list() -> None:
-    from deploy.chaos.scenario import ready_scenarios
+def _all(backend: str, overrides: Sequence[str], run_dir: Path | None, *, quick: bool, quiet: bool) -> None:
+    from common.errors import RunFailed
+    from deploy.chaos.gauntlet import run_gauntlet, write_table
+    from deploy.display import open_display
+    from deploy.local import new_run_dir
 
-    known = ready_scenarios()
-    width = max(map(len, known), default=0)
-    for name, path in sorted(known.items()):
-        first = next((line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")), "#")
-        typer.echo(f"{name:<{width}}  {first.lstrip('# ')}")
+    def shown(scenario: str, rounds: int) -> Shown:
+        return lambda run: open_display(f"{scenario}, {run}", rounds, quiet=quiet)
+
+    folder = new_run_dir("chaos") if run_dir is None else run_dir
+    passages = []
+    for passage in run_gauntlet(folder, shown, backend=backend, quick=quick, overrides=overrides):
+        passages.append(passage)
+        outcome = passage.outcome
+        said = outcome if isinstance(outcome, str) else "pass" if outcome.passed else "FAIL"
+        typer.echo(f"{passage.scenario} on {passage.backend}: {said}", err=True)
+    typer.echo(write_table(folder, passages).read_text(encoding="utf-8"))
+    verdicts = [passage.outcome for passage in passages if not isinstance(passage.outcome, str)]
+    failed = [verdict.scenario + " on " + verdict.backend for verdict in verdicts if not verdict.passed]
+    if failed or not verdicts:
+        raise RunFailed(f"{', '.join(failed) or 'every scenario'}: failed or could not be played here; see {folder}")
 
 
 def _dry(loaded: Loaded, plan: Plan, choice: Choice) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
+from system_needs import needed
 
-from common.errors import ConfigError
+from deploy.chaos.netns import NetnsBackend
 from deploy.chaos.play import DISTURBED, choose, play
 from deploy.chaos.roles import LAB_ROLES
-from deploy.chaos.scenario import load_scenario
+from deploy.chaos.scenario import load_scenario, ready_scenarios
 from deploy.chaos.verdict import FILE, Verdict, run_of_earlier
 from deploy.display import QuietDisplay
 
@@ -175,24 +176,19 @@ at = "round 70"
 # -------------------------------------------------------------------- longer ones
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["flapping_client", "stragglers", "slow_uplinks"])
-def test_a_ready_scenario_passes(play_quick: Play, name: str) -> None:
-    assert_passes(play_quick(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["wan", "everything"])
-def test_a_ready_scenario_with_loss_passes_where_packets_can_be_lost_and_without_elsewhere(
-    play_quick: Play, name: str
-) -> None:
-    try:
-        verdict = play_quick(name, backend="auto")
-        assert verdict.passed_over == {"proxy": "cannot do loss"}
-    except ConfigError:  # neither root nor user namespaces
-        verdict = play_quick(name, leave_out=["loss"])
-        assert verdict.left_out == ("loss",)
+@pytest.mark.system
+@pytest.mark.parametrize("name", sorted(ready_scenarios()))
+def test_a_ready_scenario_passes_where_packets_can_be_lost(play_quick: Play, name: str) -> None:
+    needed(NetnsBackend().probe())
+    verdict = play_quick(name, backend="netns")
+    assert not verdict.left_out
     assert_passes(verdict)
+
+
+@pytest.mark.system  # for the time it takes
+@pytest.mark.parametrize("name", sorted(ready_scenarios().keys() - {"ps_killed", "split"}))
+def test_a_ready_scenario_passes_on_the_proxy(play_quick: Play, name: str) -> None:
+    assert_passes(play_quick(name, leave_out=["loss"]))
 
 
 @pytest.mark.slow

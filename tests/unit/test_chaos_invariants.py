@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import typer
 from typer.testing import CliRunner
 
 from common.errors import ConfigError, RunFailed
-from deploy.chaos import command, play
+from deploy.chaos import command, gauntlet, play
 from deploy.chaos.conductor import End
 from deploy.chaos.faults import Partition
 from deploy.chaos.invariants import Check, check_accuracy, check_ending, check_faults, check_models, check_processes
 from deploy.chaos.recorder import Recorder, Sighting, recorded, recording_file
 from deploy.chaos.report import render_verdict
+from deploy.chaos.scenario import ready_scenarios
 from deploy.chaos.tabulate import table
 from deploy.chaos.timeline import Timeline
 from deploy.chaos.verdict import FILE, Run, Verdict, run_of_earlier
@@ -226,6 +228,38 @@ def test_the_exit_code_is_zero_only_if_all_holds(
         assert isinstance(result.exception, RunFailed)  # the console script makes its exit code of it
         assert result.exception.exit_code != 0
         assert "models: round 1 was published twice" in str(result.exception)
+
+
+@pytest.mark.parametrize("failing", ["", "split"])
+def test_the_gauntlet_plays_every_ready_scenario_where_it_can_and_makes_a_table(
+    chaos: typer.Typer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: str
+) -> None:
+    compared = []
+
+    def played(loaded: Any, _plan: Any, choice: Any, folder: Path, _shown: Any, *, undisturbed: Run | None) -> Verdict:
+        compared.append(undisturbed)
+        found = replace(
+            verdict(GOOD, *([BAD] if loaded.name == failing else [])),
+            scenario=loaded.name,
+            backend=choice.backend.name,
+            fingerprint=loaded.experiment.fingerprint(),
+        )
+        folder.mkdir(parents=True)
+        found.write(folder)
+        return found
+
+    monkeypatch.setattr(gauntlet, "play", played)
+    words = ["--all", "--quick", "--backend", "proxy", "--run-dir", str(tmp_path / "all")]
+    result = CliRunner().invoke(chaos, words)
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| ") and "| proxy" in line]
+    assert len(rows) == len(ready_scenarios()) - 2  # those that need loss are named instead
+    assert "wan on proxy: this scenario cannot run on the backend proxy: cannot do loss" in result.stderr
+    assert (tmp_path / "all" / "table.md").read_text() in result.stdout
+    assert compared[0] is None
+    assert RUN in compared  # the undisturbed run of one stands for that of the next
+    assert (result.exit_code == 0) is (not failing)
+    if failing:
+        assert "split on proxy: failed" in str(result.exception)
 
 
 def test_without_a_scenario_the_ready_ones_are_listed(chaos: typer.Typer) -> None:
