@@ -7,14 +7,22 @@ from collections.abc import Iterable, Mapping
 from client.memory import Held
 from client.worker import Worker
 from common.config import Experiment
+from common.learning.datasets import Dataset
 from common.learning.partitions import deal_experiment
 from common.learning.task import Task
 
 __all__ = ["build_crew", "momenta_of", "restore"]
 
 
-def build_crew(experiment: Experiment, task: Task, ids: Iterable[int]) -> dict[int, Worker]:
+def build_crew(
+    experiment: Experiment, task: Task, ids: Iterable[int], *, dataset: Dataset | None = None
+) -> dict[int, Worker]:
     """A worker with its own share of the data for each identity; they take turns with the task's model.
+
+    Parameters
+    ----------
+    dataset
+        What they train on; default the task's. Who holds which samples is decided by the task's in any case.
 
     Raises
     ------
@@ -22,9 +30,10 @@ def build_crew(experiment: Experiment, task: Task, ids: Iterable[int]) -> dict[i
         The data cannot be dealt as asked.
     """
     shares = deal_experiment(experiment, task.dataset.train.labels)
+    trained_on = task.dataset if dataset is None else dataset
     return {
         client_id: Worker(
-            client_id, task.model, task.dataset, shares[client_id], experiment.training, l2=experiment.model.l2
+            client_id, task.model, trained_on, shares[client_id], experiment.training, l2=experiment.model.l2
         )
         for client_id in ids
     }

@@ -130,14 +130,14 @@ def test_a_client_with_another_configuration_names_the_key_that_differs(server: 
 
 def test_a_client_with_a_false_token_is_told_so(server: ServerProcess) -> None:
     client = Zeros(server, [0])
-    client.exchange._tokens[0] = "false"
+    client.exchange._members._tokens[0] = "false"
     with pytest.raises(JoinRefused, match="client 0: bad_token"):
         client.run()
 
 
 def test_a_client_of_another_model_is_refused_before_any_tensor_travels(server: ServerProcess) -> None:
     client = Zeros(server, [0])
-    client.exchange._schema_hash = bytes(32)
+    client.exchange._members._schema_hash = bytes(32)
     with pytest.raises(JoinRefused, match="wrong_schema"):
         client.run()
     assert client.models == []
