@@ -16,7 +16,7 @@ from ps import journal, records
 from ps.durable import explaining, reading
 from ps.folder import MODELS, newest_model, refuse_rollback
 from ps.journal import LedgerRow, RunRecord, RunStatus
-from ps.records import EvaluationRecord, RefusalCount, RoundMetrics
+from ps.records import EvaluationRecord, RefusalCount, RoundMetrics, Span
 from ps.tensors import FloatVector, read_model
 
 __all__ = ["RunReader"]
@@ -89,6 +89,10 @@ class RunReader:
 
     def rounds(self) -> list[RoundMetrics]:
         return self._recorded(records.rounds)
+
+    def spans(self, round_id: int) -> list[Span]:
+        """What happened during one round, beside its segments."""
+        return self._recorded(lambda connection: records.spans(connection, round_id))
 
     def evaluations(self) -> list[EvaluationRecord]:
         return self._recorded(records.evaluations)

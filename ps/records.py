@@ -10,14 +10,26 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ps.durable import connect, explaining, transaction
+from ps.spans import Span, pack, unpack
 
-__all__ = ["FILE", "EvaluationRecord", "Records", "RefusalCount", "RoundMetrics", "evaluations", "refusals", "rounds"]
+__all__ = [
+    "FILE",
+    "EvaluationRecord",
+    "Records",
+    "RefusalCount",
+    "RoundMetrics",
+    "Span",
+    "evaluations",
+    "refusals",
+    "rounds",
+    "spans",
+]
 
 FILE = "operator/metrics.sqlite"
 IF_DAMAGED = "move the file away (with its -wal and -shm): the run does not depend on it, and goes on with --resume"
@@ -30,6 +42,7 @@ CREATE TABLE IF NOT EXISTS rounds (
   round_id INTEGER PRIMARY KEY, started_at REAL NOT NULL, latency_s REAL NOT NULL, segments TEXT NOT NULL,
   answered INTEGER NOT NULL, missing TEXT NOT NULL, bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS spans (round_id INTEGER PRIMARY KEY, spans BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS evaluations (
   round_id INTEGER PRIMARY KEY, accuracy REAL, loss REAL, images INTEGER NOT NULL
 );
@@ -49,12 +62,14 @@ class RoundMetrics:
     """Unix time, seconds."""
     latency_s: float
     segments: Mapping[str, float] = field(default_factory=dict)
-    """Where the time went: name to seconds."""
+    """Where the time went, in order: name to seconds. They follow one another, and add up to ``latency_s``."""
     answered: int = 0
     missing: tuple[int, ...] = ()
     """The identities without an answer; operator only."""
     bytes_down: int = 0
     bytes_up: int = 0
+    spans: Sequence[Span] = ()
+    """What else took time, at the same time; operator only."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +112,21 @@ class Records:
 
     def round(self, metrics: RoundMetrics) -> None:
         """Record a round; one that is run again after a crash replaces the record of its first try."""
-        segments = json.dumps(dict(metrics.segments))
-        self._write(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        row = (
             metrics.round_id,
             metrics.started_at,
             metrics.latency_s,
-            segments,
+            json.dumps(dict(metrics.segments)),
             metrics.answered,
             json.dumps(list(metrics.missing)),
             metrics.bytes_down,
             metrics.bytes_up,
         )
+        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED), transaction(self._connection):
+            self._connection.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            if metrics.spans:
+                spans = (metrics.round_id, pack(metrics.spans))
+                self._connection.execute("INSERT OR REPLACE INTO spans VALUES (?, ?)", spans)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         self._write(
@@ -140,6 +158,7 @@ class Records:
 
 
 def rounds(connection: sqlite3.Connection) -> list[RoundMetrics]:
+    """All of them, in order; without their spans, which are asked for apart."""
     return [
         RoundMetrics(round_id, started, latency, json.loads(segments), answered, tuple(json.loads(missing)), down, up)
         for round_id, started, latency, segments, answered, missing, down, up in connection.execute(
@@ -147,6 +166,14 @@ def rounds(connection: sqlite3.Connection) -> list[RoundMetrics]:
             "FROM rounds ORDER BY round_id"
         )
     ]
+
+
+def spans(connection: sqlite3.Connection, round_id: int) -> list[Span]:
+    """What happened during one round; empty for one that was recorded before there were spans."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'spans'").fetchone():
+        return []
+    row = connection.execute("SELECT spans FROM spans WHERE round_id = ?", (round_id,)).fetchone()
+    return [] if row is None else list(unpack(row[0]))
 
 
 def evaluations(connection: sqlite3.Connection) -> list[EvaluationRecord]:
