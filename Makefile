@@ -6,18 +6,26 @@ READY  := $(VENV)/.ready
 
 EXPERIMENT ?= mnist
 TESTS      ?= tests
+FUZZ_S     ?= 600
+SEED       ?=
+SCHEDULES  ?= 1000000
 
-.PHONY: help install run test test-system test-all chaos check format proto data clean bench-aggregation bench-noise
+.PHONY: help install run test test-system test-all simulate chaos check format proto data clean bench-aggregation bench-noise bench-scale bench-misbehaviour bench-attacks fuzz
 
 help:
 	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
 	@echo "make test         the tests, under ten minutes (TESTS=tests/unit for a part)"
 	@echo "make test-system  the tests that need Debian packages"
 	@echo "make test-all     everything, the slow suite included"
+	@echo "make simulate     random lives of a run, a thousand a second on each core (SCHEDULES=$(SCHEDULES) SEED=$(or $(SEED),0))"
 	@echo "make chaos        every ready fault scenario in full, on every backend that works here (about half an hour)"
+	@echo "make fuzz         hostile messages to a live parameter server and to clients (FUZZ_S=$(FUZZ_S) SEED=$(SEED))"
 	@echo "make check        lint, types, layers"
 	@echo "make bench-aggregation  time the rules beside their peers"
 	@echo "make bench-noise  time the noise beside a whole round"
+	@echo "make bench-misbehaviour  what each misbehaviour costs the others (six minutes)"
+	@echo "make bench-scale  a thousand connections beside a bare echo (about five minutes)"
+	@echo "make bench-attacks  which attack breaks which rule (half an hour; may be stopped, and goes on)"
 	@echo "make proto        regenerate the protocol's Python code"
 
 install: $(READY)
@@ -44,6 +52,13 @@ test-system: install
 test-all: install
 	$(BIN)/python -m pytest $(TESTS)
 
+simulate: install
+	$(BIN)/python tests/support/simulate.py --schedules $(SCHEDULES) --seed $(or $(SEED),0)
+
+fuzz: install
+	FUZZ_S=$(FUZZ_S) SEED=$(SEED) $(BIN)/python -m pytest -s -m slow \
+	  tests/protocol/test_fuzzing.py tests/protocol/test_hostile_servers.py
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,6 +82,15 @@ bench-aggregation: install
 
 bench-noise: install
 	$(BIN)/python benchmarks/noise.py
+
+bench-misbehaviour: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/misbehaviour.py
+
+bench-scale: install
+	$(BIN)/python benchmarks/scale.py
+
+bench-attacks: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/attacks.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

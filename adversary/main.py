@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from adversary.attacks import Attack, make_attack
+from adversary.attacks import Attack, Setting, Sight, make_attack
 from adversary.collusion import Colluding, Ignorant, Knowledge
 from adversary.misbehaviour import Ground, Kind, Misbehaviour, deal, make_misbehaviours
 from adversary.omniscience import Omniscient
@@ -20,9 +20,11 @@ from client.push import Push, Reply, deliver
 from client.worker import Worker
 from common.config import Experiment
 from common.errors import ConfigError
+from common.learning.datasets import Dataset, load_dataset
 from common.learning.task import build_task, single_threaded
 from common.rpc.addresses import parse_address, refuse_insecure
 from common.rpc.credentials import channel_as, refuse_unusable
+from common.rule_in_use import rule_in_use
 
 __all__ = ["attack_of", "misbehaviours_of", "own_momenta", "run_adversary"]
 
@@ -35,17 +37,28 @@ def attack_of(experiment: Experiment) -> Attack:
     AttackError
         Unknown attack or parameter, or knowledge that the attack cannot do without.
     """
-    return make_attack(
-        experiment.attack.name,
+    training = experiment.training
+    setting = Setting(
         num_clients=experiment.federation.clients,
         num_byzantine=experiment.federation.byzantine,
         num_adversaries=experiment.num_adversaries,
-        clip_norm=experiment.training.clip_norm,
-        seed=experiment.training.seed,
+        clip_norm=training.clip_norm,
+        seed=training.seed,
+        rule=lambda: rule_in_use(experiment, lambda: _dataset(experiment).train.labels),
+        projects_rows=experiment.privacy.epsilon is not None,
+        learning_rate=training.schedule_of("learning_rate"),
+    )
+    return make_attack(
+        experiment.attack.name,
+        setting,
         knowledge=experiment.attack.knowledge,
         folders=experiment.folders,
         **experiment.attack.parameters,
     )
+
+
+def _dataset(experiment: Experiment) -> Dataset:
+    return load_dataset(experiment.data.dataset, experiment.data.root, experiment.folders)
 
 
 def misbehaviours_of(experiment: Experiment) -> dict[str, Kind]:
@@ -86,7 +99,7 @@ def run_adversary(
     apart = {client_id for name, held in dealt.items() if not kinds[name].takes_part for client_id in held}
     ids = sorted(set(tokens) - apart)
     task = build_task(experiment)
-    crew = build_crew(experiment, task, ids)
+    crew = build_crew(experiment, task, ids, dataset=attack.poison(task.dataset))
     ways: dict[int, Misbehaviour] = {}  # how each identity behaves; the others as clients do
     with ThreadPoolExecutor(1, thread_name_prefix="gradient") as computing:
 
@@ -95,7 +108,8 @@ def run_adversary(
             await loop.run_in_executor(computing, task.model.set_parameters, model.theta)
             own = await loop.run_in_executor(computing, own_momenta, crew, model.round_id)
             honest = await knowledge.estimate(model.round_id, own)
-            rows = await loop.run_in_executor(computing, attack, honest, own, model.round_id)
+            sight = Sight(model.round_id, honest, own, task.model.parameters_flat().clone())
+            rows = await loop.run_in_executor(computing, attack, sight)
             for client_id, row in zip(ids, rows, strict=True):
                 yield client_id, row.numpy()
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 
+from client.answers import LAST_ROUND, end_of
 from client.membership import Joined, Membership, Over, Rejoin
 from client.memory import NEVER, Forgetful, Memory, Outcome, Seen
 from client.memory import Vector as Momentum
@@ -30,6 +31,7 @@ from common.config import Experiment
 from common.errors import PrivacyError, ServerRolledBack, StoreProblem
 from common.rpc.frames import Malformed
 from common.rpc.tensors import Incomplete, receive_tensor
+from common.rpc.texts import shown
 from common.rpc.v1 import parameter_server_pb2 as pb
 
 __all__ = ["Exchange", "Momentum", "Outcome", "PublishedModel"]
@@ -128,18 +130,22 @@ class Exchange:
                 return await self._take_part(patient=coming_back)
             except Rejoin as why:
                 reason = str(why)
-                log.info("joining again: %s", reason)
+                log.info("joining again: %s", shown(reason))
             except grpc.aio.AioRpcError as problem:
                 if not reason or problem.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:  # which says the least
                     reason = f"{problem.code().name}: {problem.details()}"
-                log.info("the parameter server does not answer: %s: %s", problem.code().name, problem.details())
+                log.info(
+                    "the parameter server does not answer: %s: %s", problem.code().name, shown(str(problem.details()))
+                )
             except (PrivacyError, ServerRolledBack, StoreProblem, asyncio.CancelledError):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LEAVE_S):
                         await members.leave()
                 raise
             if members.heard_at >= began_at:  # it was there until now, however long ago it last said something
-                backoff, alive_at = FIRST_BACKOFF_S, loop.time()
+                alive_at = loop.time()
+            if members.admitted_at >= began_at:
+                backoff = FIRST_BACKOFF_S
             if loop.time() - alive_at > self._network.server_gone_s:
                 raise members.unreachable(reason)
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
@@ -205,8 +211,9 @@ class Exchange:
 
     async def _pull(self, wanted: int) -> PublishedModel:
         """The model of round ``wanted`` or a later one, as soon as it is open."""
-        wait_s = self._network.rpc_deadline_s / 2
+        wait_s, loop = self._network.rpc_deadline_s / 2, asyncio.get_running_loop()
         while True:
+            asked_at = loop.time()
             caller = next(iter(self.callers.values()), None)
             if caller is None:
                 raise Rejoin("nobody is a member")
@@ -223,30 +230,39 @@ class Exchange:
             except grpc.aio.AioRpcError as problem:
                 if problem.code() is not grpc.StatusCode.ABORTED:
                     raise
-                log.info("too slow for the model: %s", problem.details())
+                log.info("too slow for the model: %s", shown(str(problem.details())))
+                await asyncio.sleep(FIRST_BACKOFF_S)
                 continue
             finally:
                 call.cancel()
             self._members.heard()
             match header.WhichOneof("outcome"):
                 case "model" if theta is not None:
-                    return self._accept(header.model, theta)
+                    return self._accept(header.model, theta, wanted)
                 case "run_finished":
-                    raise Over(Outcome(header.run_finished.status, header.run_finished.message))
+                    raise Over(end_of(header.run_finished))
                 case "refusal":
                     self._members.refused(header.refusal, caller.client_id)
                     await asyncio.sleep(FIRST_BACKOFF_S)
+                case "not_yet":  # at once, if the server will not wait: then it is for us to do
+                    await asyncio.sleep(max(0.0, FIRST_BACKOFF_S - (loop.time() - asked_at)))
+                case _:
+                    raise Rejoin("a model without elements, or an answer without an outcome")
 
-    def _accept(self, model: pb.Model, theta: Momentum) -> PublishedModel:
+    def _accept(self, model: pb.Model, theta: Momentum, wanted: int) -> PublishedModel:
         """A model goes forward, or it is the same one again; a server that goes back has lost its ledger.
 
         A round may be opened twice (the server restarted before it closed); then its model and ledger head must be
         the ones seen before.
         """
+        if model.round_id > LAST_ROUND:
+            raise Rejoin(f"the model of round {model.round_id}, of which there can be {LAST_ROUND}")
         seen = Seen(model.round_id, model.ledger_head)
         changed = seen.round_id == self._seen.round_id and seen != self._seen
         if seen.round_id < self._seen.round_id or changed:
             raise self._rolled_back(seen.round_id, " with another ledger" if changed else "")
+        if seen.round_id < wanted:
+            raise Rejoin(f"the model of round {seen.round_id} again, where {wanted} was asked for")
         if seen != self._seen:
             self._seen = seen
             self._memory.saw(self._members.run_id, seen)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from client.answers import end_of, public_of, refusal_of, what_is_wrong_with
 from client.channels import Channels, Line
 from client.memory import Outcome, RunTerms
 from common.config import Experiment
@@ -25,6 +25,7 @@ from common.rpc import PROTOCOL_VERSION
 from common.rpc.frames import Malformed
 from common.rpc.methods import ParameterServerStub
 from common.rpc.refusals import REJOIN, kind_name
+from common.rpc.texts import shown
 from common.rpc.v1 import parameter_server_pb2 as pb
 
 __all__ = ["Joined", "Membership", "Over", "Rejoin"]
@@ -33,6 +34,8 @@ log = logging.getLogger("byzuldp.client")
 
 PATIENT_S = 3.0
 """How long a Join waits for a connection that is down."""
+LINE_CHARACTERS, MOST_LINES = 300, 100
+"""Of what is shown of two configurations that differ."""
 AGAIN_S = 10.0
 """After so long, identities that were turned away for a while try once more."""
 
@@ -100,6 +103,8 @@ class Membership:
         self.run_id = ""
         self.heard_at = -math.inf
         """When the parameter server last said something, by the event loop's clock."""
+        self.admitted_at = -math.inf
+        """When it last let an identity in."""
 
     @property
     def callers(self) -> Mapping[int, pb.Caller]:
@@ -155,10 +160,12 @@ class Membership:
                 self._silent_since.pop(client_id, None)
                 if isinstance(reply, Malformed):
                     raise JoinRefused(f"{self._address} does not speak this protocol: {reply.reason}")
+                if wrong := what_is_wrong_with(reply):
+                    raise JoinRefused(f"{self._address} does not speak this protocol: {wrong}")
                 if reply.HasField("refusal"):
                     self._refused_to_join(client_id, reply)
                     continue
-                joined = reply.joined
+                joined, self.admitted_at = reply.joined, self.heard_at
                 self.run_id, self._heartbeat_s = joined.run_id, joined.heartbeat_s or self._heartbeat_s
                 self._silence_s = joined.liveness_s if joined.liveness_s > 0 else None
                 self.chunk_bytes = min(self._network.chunk_bytes, joined.chunk_bytes or self._network.chunk_bytes)
@@ -220,18 +227,21 @@ class Membership:
     def _refused_to_join(self, client_id: int, reply: pb.JoinReply) -> None:
         refusal = reply.refusal
         if refusal.kind == pb.RefusalKind.CONFIGURATION:
-            differences = self._experiment.differences(json.loads(reply.public_configuration))
-            raise ConfigError(
-                "this client's experiment is not the parameter server's:\n" + "\n".join(f"  {d}" for d in differences)
-            )
+            public = public_of(reply)
+            if public is None:
+                raise ConfigError(
+                    "this client's experiment is not the parameter server's, which does not say in what it differs"
+                )
+            lines = [f"  {shown(line, LINE_CHARACTERS)}" for line in self._experiment.differences(public)[:MOST_LINES]]
+            raise ConfigError("\n".join(("this client's experiment is not the parameter server's:", *lines)))
         if refusal.kind == pb.RefusalKind.RUN_IS_OVER:
-            raise Over(Outcome(reply.run_finished.status, reply.run_finished.message))
+            raise Over(end_of(reply.run_finished))
         if refusal.kind in REJOIN:
-            log.warning("client %d: %s: %s", client_id, kind_name(refusal.kind), refusal.message)
+            log.warning("client %d: %s: %s", client_id, kind_name(refusal.kind), refusal_of(refusal))
             self._callers.pop(client_id, None)
             self._turned_away.add(client_id)
             return
-        problem = JoinRefused(f"client {client_id}: {kind_name(refusal.kind)}: {refusal.message}")
+        problem = JoinRefused(f"client {client_id}: {kind_name(refusal.kind)}: {refusal_of(refusal)}")
         if refusal.kind not in REFUSED:
             raise problem
         self.drop(client_id, problem)
@@ -267,7 +277,7 @@ class Membership:
                     case "run_finished":
                         # Events come in order: the round told of last was open until the end, or released at the end.
                         releases: int | None = None if opened is None else opened + 1
-                        raise Over(Outcome(event.run_finished.status, event.run_finished.message, releases))
+                        raise Over(end_of(event.run_finished, releases))
                     case "refusal":
                         self.refused(event.refusal, callers[0].client_id if len(callers) == 1 else None)
                 if not any(caller.client_id in self._callers for caller in callers):
@@ -338,18 +348,21 @@ class Membership:
             There is nobody left who may take part.
         """
         if refusal.kind in REJOIN:
-            raise Rejoin(refusal.message)
+            raise Rejoin(refusal_of(refusal))
         if refusal.kind == pb.RefusalKind.WRONG_RUN:
-            raise JoinRefused(refusal.message)
+            raise JoinRefused(refusal_of(refusal))
         if refusal.kind == pb.RefusalKind.SUPERSEDED or refusal.kind in REFUSED:
             kind = Superseded if refusal.kind == pb.RefusalKind.SUPERSEDED else JoinRefused
             if client_id is None:
-                raise kind(refusal.message)
-            self.drop(client_id, kind(f"client {client_id}: {kind_name(refusal.kind)}: {refusal.message}"))
+                raise kind(refusal_of(refusal))
+            self.drop(client_id, kind(f"client {client_id}: {kind_name(refusal.kind)}: {refusal_of(refusal)}"))
             return
         expected = refusal.kind == pb.RefusalKind.RUN_IS_OVER  # the Attend stream says how it ended
         log.log(
-            logging.INFO if expected else logging.WARNING, "refused: %s: %s", kind_name(refusal.kind), refusal.message
+            logging.INFO if expected else logging.WARNING,
+            "refused: %s: %s",
+            kind_name(refusal.kind),
+            refusal_of(refusal),
         )
 
     def drop(self, client_id: int, problem: NetworkProblem | ConfigError) -> None:
@@ -372,5 +385,5 @@ class Membership:
         hint = f"; `byzuldp doctor --tls {self._address}` names the cause" if self._network.tls.enabled else ""
         return ServerUnreachable(
             f"no answer from the parameter server at {self._address} for {self._network.server_gone_s:.0f} s "
-            f"(network.server_gone_s): {reason}{hint}"
+            f"(network.server_gone_s): {shown(reason, LINE_CHARACTERS)}{hint}"
         )

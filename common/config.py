@@ -209,7 +209,8 @@ class Attack(_OpenSection):
     """What the Byzantine identities (the last ``adversaries`` ids) do; further keys are the attack's parameters."""
 
     reserved = frozenset(
-        {"num_clients", "num_byzantine", "num_adversaries", "clip_norm", "seed", "folders", "honest", "own", "round_id"}
+        {"num_clients", "num_byzantine", "num_adversaries", "clip_norm", "seed", "setting", "folders"}
+        | {"honest", "own", "round_id", "theta"}
     )
     name: str = Field(default="none", min_length=1)
     adversaries: int | None = Field(default=None, ge=0, description="how many; default f")
@@ -483,12 +484,12 @@ def digest_of(configuration: Mapping[str, Any]) -> str:
 
 
 def ready_experiments() -> dict[str, Path]:
-    """The experiments that ship with the project, by name.
+    """The experiments that ship with the project, by name; one in a folder is ``folder/name``.
 
     They are data of the ``deploy`` package, found without importing it.
     """
-    folder = resources.files("deploy") / "experiments"
-    return {Path(str(item)).stem: Path(str(item)) for item in folder.iterdir() if str(item).endswith(".toml")}
+    root = Path(str(resources.files("deploy") / "experiments"))
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in root.rglob("*.toml")}
 
 
 def load_experiment(source: str | Path, overrides: Iterable[str] = ()) -> Experiment:

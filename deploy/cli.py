@@ -22,6 +22,7 @@ from deploy.doctor import doctor
 from deploy.listing import list_
 from deploy.origin import shadowed
 from deploy.privacy import app as privacy_app
+from deploy.report.command import report
 
 if TYPE_CHECKING:
     from client.exchange import Outcome
@@ -304,6 +305,7 @@ def _options(
 app.command()(certs)
 app.command()(doctor)
 app.command()(chaos)
+app.command()(report)
 app.command(name="list")(list_)
 
 

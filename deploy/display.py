@@ -112,7 +112,7 @@ class LineDisplay:
                 self._wait_unsaid = True
             case "evaluation":
                 self._round_line(now)
-            case "warning" | "client_error":
+            case "warning" | "client_error" | "suspended":
                 self._warnings.add(event["message"], now)
             case "end":
                 self._write(f"{event['status']}: {event['message']}")
@@ -162,7 +162,7 @@ class LiveDisplay:
 
     def show(self, event: dict[str, Any]) -> None:
         self._progress.take(event, self._clock())
-        if event.get("event") in ("warning", "client_error"):
+        if event.get("event") in ("warning", "client_error", "suspended"):
             self._warnings.add(event["message"], self._clock())
         self.tick()
 

@@ -62,7 +62,7 @@ class Progress:
             case "evaluation":
                 self.curve.append((event["round"], event["accuracy"]))
                 self.loss = event["loss"]
-            case "warning" | "client_error":
+            case "warning" | "client_error" | "suspended":
                 self.num_warnings += 1
                 self.warnings.append(event["message"])
             case "end":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adversary.attacks import Sight
 from adversary.main import attack_of, own_momenta
 from client.crew import build_crew
 from common.config import Experiment
@@ -45,10 +46,10 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
     device = device_of(experiment.training.device)
     n, d = experiment.federation.clients, task.num_parameters
     mechanism.rule.prepare(n, d, device)
-    crew = build_crew(experiment, task, range(n))
-    honest = {client_id: crew[client_id] for client_id in experiment.honest_ids}
-    byzantine = {client_id: crew[client_id] for client_id in experiment.adversary_ids}
-    attack = attack_of(experiment) if byzantine else None
+    honest = build_crew(experiment, task, experiment.honest_ids)
+    attack = attack_of(experiment) if experiment.num_adversaries else None
+    poisoned = None if attack is None else attack.poison(task.dataset)
+    byzantine = build_crew(experiment, task, experiment.adversary_ids, dataset=poisoned)
     noise_of_run = noise_of(experiment, d)
     learning_rate, server_momentum = (
         experiment.training.schedule_of(quantity) for quantity in ("learning_rate", "server_momentum")
@@ -67,7 +68,8 @@ def simulate(experiment: Experiment, *, task: Task | None = None) -> Iterator[Si
         if attack is not None:
             own = own_momenta(byzantine, round_id)
             known = {"none": own[:0], "colluding": own, "omniscient": rows[: len(honest)].clone()}
-            sent = attack(known[experiment.attack.knowledge], own, round_id)
+            sight = Sight(round_id, known[experiment.attack.knowledge], own, state.theta.cpu().clone())
+            sent = attack(sight)
             for client_id, row in zip(byzantine, sent, strict=True):
                 receive(client_id, row)
         noise = None if noise_of_run is None else noise_of_run.of_round(round_id, d)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from common.config import Experiment
 from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem, publicly
 from common.rpc.frames import tensor_frames
-from common.rpc.refusals import kind_name
+from common.rpc.refusals import Refused, kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps.broadcast import Broadcast
 from ps.faults import Fault, no_fault
@@ -29,7 +30,8 @@ from ps.roster import Roster
 from ps.round_maker import RoundMaker, Segments
 from ps.round_policy import RoundPolicy
 from ps.rounds import Action, CloseRound, EndRun, OpenRound, Phase, Rounds, Wait
-from ps.store import CommittedRound, RoundMetrics, RunStore
+from ps.store import CommittedRound, RefusalCount, RoundMetrics, RunStore
+from ps.tally import Tally
 
 __all__ = ["Coordinator", "Report"]
 
@@ -97,6 +99,9 @@ class Coordinator:
         self._opened_at = 0.0
         self._bytes_down = self._bytes_up = 0
         self._errors_told: set[tuple[int, int]] = set()
+        self._tally = Tally(self._write_refusals)
+        self._answered_by: dict[int, bytes] = {}  # the incarnation whose momentum of the open round is complete
+        self._repeats: Counter[int] = Counter()  # of a momentum of the open round that is complete
 
     # ---------------------------------------------------------------- the life of a run
 
@@ -194,6 +199,8 @@ class Coordinator:
     def _open(self, action: OpenRound) -> None:
         self.inbox.open()
         self._errors_told.clear()
+        self._answered_by.clear()
+        self._repeats.clear()
         self.maker.foresee(action.round_id)
         self._opened_at = time.perf_counter()
         if self._available_at is None:  # the first round of this process: θ has waited for clients, not for us
@@ -232,6 +239,7 @@ class Coordinator:
         )
         with _best_effort():
             self.store.record_round(metrics)
+        self._tally.flush()
         self._bytes_down = self._bytes_up = 0
         self._report(
             {
@@ -317,11 +325,45 @@ class Coordinator:
             self.count("evicted", request.client_id)
         return joining.incarnation
 
-    def arrived(self, client_id: int, round_id: int) -> None:
+    def arrived(self, client_id: int, round_id: int, incarnation: bytes) -> None:
         """A momentum is complete in the inbox; whoever sent it is alive."""
         self._fault("momentum_complete")
+        self._answered_by[client_id] = incarnation
         self.members.seen(client_id)
         self._carry_out(self.rounds.momentum_complete(client_id, round_id, self._now()))
+
+    def repeats(self, client_id: int) -> None:
+        """A member sends once more what is complete.
+
+        Raises
+        ------
+        Refused
+            Too often: it would be read and hashed each time.
+        """
+        self._repeats[client_id] += 1
+        most = self.experiment.network.max_repeats
+        if self._repeats[client_id] > most:
+            raise Refused(
+                pb.TOO_MANY_CALLS,
+                f"client {client_id} has repeated its momentum {most} times in this round (network.max_repeats)",
+            )
+
+    def is_the_one_that_answered(self, caller: pb.Caller) -> bool:
+        """Whether the same incarnation sent the complete momentum of the open round."""
+        return self._answered_by.get(caller.client_id) == caller.incarnation
+
+    def breach(self, client_id: int, kind: int) -> None:
+        """A member, beyond doubt, has sent what no honest client sends: a strike, and the last one suspends it."""
+        suspended_s = self.members.strike(client_id)
+        if suspended_s > 0:
+            self.inbox.expel(client_id)
+            self.count(pb.SUSPENDED, client_id)
+            message = (
+                f"client {client_id} is suspended for {suspended_s:.0f} s: it has broken the protocol "
+                f"{self.experiment.network.strikes} times, the last time by {kind_name(kind)}"
+            )
+            log.warning("%s", message)
+            self._report({"event": "suspended", "client": client_id, "seconds": suspended_s, "message": message})
 
     def count_bytes(self, *, down: int = 0, up: int = 0) -> None:
         """Payload that travelled, for the round's record."""
@@ -331,8 +373,15 @@ class Coordinator:
     def count(self, kind: int | str, client_id: int | None) -> None:
         """Count a refusal (or ``non_finite``, ``client_error``), under the identity it came from if it is known."""
         name = kind if isinstance(kind, str) else kind_name(kind)
+        self._tally.add(name, self.members.known(client_id), self.rounds.round_id)
+
+    def close(self) -> None:
+        """Nobody calls any more: write what is not yet recorded."""
+        self._tally.close()
+
+    def _write_refusals(self, counts: Sequence[RefusalCount]) -> None:
         with _best_effort():
-            self.store.record_refusal(name, self.members.known(client_id), self.rounds.round_id)
+            self.store.record_refusals(counts)
 
     def client_error(self, attendance: Attendance, error: pb.ClientError) -> None:
         """A client reports a fault of its own."""
@@ -375,4 +424,5 @@ def policy_of(experiment: Experiment, model_bytes: int, rule_needs: int) -> Roun
         quorum_deadline_s=network.quorum_deadline_s,
         period_s=network.round_period_s if experiment.privacy.round_timing == "fixed" else None,
         margin_s=network.publish_margin_s,
+        patience_s=network.patience_s,
     )

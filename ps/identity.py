@@ -44,6 +44,11 @@ class Peer:
     address: str = ""
     certificate: Certificate | None = None
 
+    @property
+    def proven_id(self) -> int | None:
+        """Whose certificate it has shown; None without one."""
+        return None if self.certificate is None else self.certificate.client_id
+
     def __str__(self) -> str:
         at = self.address or "an unknown address"
         return at if self.certificate is None else f"{at} with {self.certificate}"

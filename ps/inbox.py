@@ -142,12 +142,12 @@ class Inbox:
         Raises
         ------
         RowError
-            ``closed``, ``truncated`` or ``checksum``; the row counts as absent.
+            ``closed``, ``incomplete`` or ``checksum``; the row counts as absent.
         """
         self._check(writer)
         if element_count != self.num_parameters or writer.received != self.row_bytes:
             raise RowError(
-                "truncated",
+                "incomplete",
                 f"{writer.received} bytes and a count of {element_count}, expected {self.row_bytes} bytes and "
                 f"{self.num_parameters} elements",
             )

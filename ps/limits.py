@@ -174,6 +174,7 @@ def options_of(limits: Limits, network: Network) -> list[tuple[str, int]]:
         metadata_bytes=limits.metadata_bytes,
         connections=limits.connections,
         streams_per_connection=limits.streams_per_connection,
+        pending=limits.backstop,
         handshake_s=network.first_message_s,
     )
 

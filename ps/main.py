@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from grpc_health.v1 import health_pb2
 
+from common.aggregation.step import prepare_conditioning
 from common.config import SCHEDULE, Experiment, Network, digest_of, experiment_from
 from common.durable import write_durably
 from common.errors import BudgetExhausted, StoreDamaged, StoreProblem
@@ -52,9 +53,9 @@ from ps.rounds import EndRun
 from ps.service import ParameterServerService
 from ps.store import CommittedRound, EvaluationRecord, RunStore
 from ps.streams import Streams
+from ps.strikes import Strikes
 from ps.summary import summarise, write_summary
 from ps.tokens import issue_tokens, load_hashes, save_hashes
-from ps.wiretap import WiretapService
 
 __all__ = ["run_parameter_server"]
 
@@ -231,6 +232,7 @@ class _Run:
         experiment, network = self.experiment, self.experiment.network
         device = device_of(experiment.training.device)
         self.mechanism.rule.prepare(self.mechanism.num_clients, self.task.num_parameters, device)
+        prepare_conditioning(self.mechanism.num_clients, self.task.num_parameters)
         inbox = Inbox(self.mechanism.num_clients, self.task.num_parameters, self.mechanism.condition, device)
         maker = RoundMaker(
             experiment,
@@ -265,6 +267,8 @@ class _Run:
         server, port = bind(address, (service, doctor.handler()), options, limits.backstop, credentials)
         servers, tap_address = [server], None
         if experiment.attack.knowledge == "omniscient" and experiment.num_adversaries:
+            from ps.wiretap import WiretapService  # here alone: without an omniscient adversary it is not even loaded
+
             tap = WiretapService(coordinator, experiment.honest_ids, experiment.adversary_ids, streams)
             tap_server, tap_port = bind_again(
                 self.store.folder, address.host, handlers(WIRETAP, tap, most), options, limits.backstop, credentials
@@ -297,6 +301,7 @@ class _Run:
         finally:
             for item in servers:
                 await item.stop(grace=0.5)
+        coordinator.close()
         self.ledger = maker.ledger
         if coordinator.store_problem is not None:  # no summary either, but one message with the remedy, and its status
             with suppress(StoreProblem):
@@ -314,6 +319,7 @@ class _Run:
         yield from warnings_of(self.experiment, self.mechanism, self.task.num_parameters)
 
     def _membership(self, roster: Roster, clock: Callable[[], float], live_changed: Callable[[], None]) -> Membership:
+        network = self.experiment.network
         return Membership(
             roster,
             run_id=self.store.run_id,
@@ -323,6 +329,13 @@ class _Run:
             gate=self.gate,
             clock=clock,
             live_changed=live_changed,
+            strikes=Strikes(
+                strikes=network.strikes,
+                window_s=network.strike_window_s,
+                suspension_s=network.suspension_s,
+                max_joins=network.max_joins,
+                join_every_s=network.join_every_s,
+            ),
         )
 
     def _scored(self, score: Score) -> None:

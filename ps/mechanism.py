@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from common.aggregation import make_rule
 from common.config import Experiment
 from common.discrete_noise import DiscreteNoise
 from common.errors import ConfigError, PrivacyError
-from common.learning.partitions import deal_experiment
 from common.noise import NoiseAhead, RoundNoise, SecureGaussian, SeededGaussian
+from common.rule_in_use import Labels, rule_in_use
 from ps.privacy.ledger import Budget
 from ps.privacy.previous import NOTHING, Previous, previous_runs
 from ps.release import Mechanism
@@ -27,8 +24,6 @@ __all__ = [
     "noise_of",
     "opened",
 ]
-
-Labels = NDArray[np.int64]
 
 
 def opened(experiment: Experiment, labels: Callable[[], Labels]) -> tuple[Previous, Budget | None, Mechanism]:
@@ -80,14 +75,7 @@ def mechanism_of(experiment: Experiment, budget: Budget | None, labels: Callable
         The rule cannot be used with these n and f, or states no sensitivity for what is asked.
     """
     federation, training, privacy = experiment.federation, experiment.training, experiment.privacy
-    rule = make_rule(
-        experiment.aggregation.rule,
-        num_byzantine=federation.byzantine,
-        folders=experiment.folders,
-        **experiment.aggregation.parameters,
-    )
-    if rule.takes_weights or federation.weights != "equal":
-        rule = rule.with_weights(_weights(experiment, labels))
+    rule = rule_in_use(experiment, labels)
     return Mechanism(
         rule=rule,
         num_clients=federation.clients,
@@ -119,20 +107,6 @@ def noise_of(experiment: Experiment, num_parameters: int) -> RoundNoise | None:
     if privacy.noise == "discrete":
         return DiscreteNoise(num_parameters)
     return NoiseAhead(SecureGaussian() if privacy.noise_seed is None else SeededGaussian(privacy.noise_seed))
-
-
-def _weights(experiment: Experiment, labels: Callable[[], Labels]) -> Sequence[float]:
-    """One public weight per identity: as configured, or the number of samples each was dealt."""
-    if isinstance(experiment.federation.weights, tuple):
-        return experiment.federation.weights
-    if experiment.federation.weights == "equal":
-        return [1.0] * experiment.federation.clients
-    if experiment.data.partition == "local":
-        raise ConfigError(
-            'federation.weights = "samples" needs data that is dealt: with data.partition = "local" list the counts'
-        )
-    shares = deal_experiment(experiment, labels())
-    return [float(len(shares[client_id])) for client_id in range(experiment.federation.clients)]
 
 
 def device_of(name: str) -> torch.device:

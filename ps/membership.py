@@ -19,6 +19,7 @@ from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps.identity import Gate, Peer
 from ps.roster import Roster, Standing
+from ps.strikes import Strikes
 
 __all__ = ["Attendance", "Joining", "Membership", "shown"]
 
@@ -68,6 +69,8 @@ class Membership:
         Seconds, monotonic.
     live_changed
         Called after every change of who is live.
+    strikes
+        Who is suspended, and who has joined too often; by default nobody is.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Membership:
         gate: Gate,
         clock: Callable[[], float],
         live_changed: Callable[[], None],
+        strikes: Strikes | None = None,
     ) -> None:
         self.roster, self.schema_hash, self.gate = roster, schema_hash, gate
         self.over: pb.RunFinished | None = None
@@ -88,6 +92,8 @@ class Membership:
         self._clock, self._live_changed = clock, live_changed
         self._attendances: set[Attendance] = set()
         self._joined_from: dict[int, Peer] = {}
+        self._strikes = Strikes() if strikes is None else strikes
+        self._suspended: dict[int, bytes] = {}  # the incarnation that an identity had when it was suspended last
         self._unheard = set(token_hashes)  # identities that have neither joined nor heard that the run is over
 
     def join(self, request: pb.JoinRequest, peer: Peer) -> Joining:
@@ -97,7 +103,7 @@ class Membership:
         ------
         Refused
             Another protocol version, run, configuration or schema; an unknown identity; a wrong certificate or token;
-            a run that is over.
+            a run that is over; an identity that is suspended, or has joined too often.
         """
         client_id = request.client_id
         if request.protocol_version != PROTOCOL_VERSION:
@@ -119,10 +125,17 @@ class Membership:
             raise Refused(pb.BAD_TOKEN, f"the join token is not that of client {client_id}")
         self._unheard.discard(client_id)
         self._refuse_when_over()
+        self._refuse_when_suspended(client_id)
         if request.fingerprint != self._fingerprint:
             raise Refused(pb.CONFIGURATION, "the client's public configuration differs from this run's")
         if request.schema_hash != self.schema_hash:
             raise Refused(pb.WRONG_SCHEMA, "the client's model has other parameters, shapes or dtype")
+        if (wait_s := self._strikes.join(client_id, self._clock())) > 0:
+            raise Refused(
+                pb.TOO_MANY_CALLS,
+                f"client {client_id} has joined too often; again in {wait_s:.1f} s (network.max_joins, "
+                "network.join_every_s)",
+            )
         joining = Joining(secrets.token_bytes(INCARNATION_BYTES), self._taken_over(request, peer))
         if self.roster.join(client_id, joining.incarnation, self._clock()) is not None:
             self._evict(client_id)
@@ -148,13 +161,41 @@ class Membership:
             if attendance.callers.pop(client_id, None) is not None:
                 attendance.tell(pb.AttendEvent(evicted=pb.Evicted(client_id=client_id)))
 
+    def strike(self, client_id: int) -> float:
+        """A member has broken the protocol. Seconds for which it is suspended, and out, from now on; 0: it is not."""
+        now = self._clock()
+        if not self._strikes.strike(client_id, now):
+            return 0.0
+        member = self.roster.members.get(client_id)
+        if member is not None:
+            self._suspended[client_id] = member.incarnation
+            self.roster.leave(client_id, member.incarnation, now)
+        refusal = self._suspension(client_id).as_message()
+        for attendance in self._attendances:
+            if attendance.callers.pop(client_id, None) is not None:
+                attendance.tell(pb.AttendEvent(refusal=refusal))
+        self._live_changed()
+        return self._strikes.suspended_s(client_id, now)
+
+    def _suspension(self, client_id: int) -> Refused:
+        left_s = self._strikes.suspended_s(client_id, self._clock())
+        return Refused(
+            pb.SUSPENDED,
+            f"client {client_id} has broken the protocol too often (network.strikes), and is out for {left_s:.1f} s "
+            "more; then it may join again",
+        )
+
+    def _refuse_when_suspended(self, client_id: int) -> None:
+        if self._strikes.suspended_s(client_id, self._clock()) > 0:
+            raise self._suspension(client_id)
+
     def check(self, caller: pb.Caller, peer: Peer, *, even_when_over: bool = False) -> None:
         """Is this the living incarnation of a member of this run, and does it speak for itself?
 
         Raises
         ------
         Refused
-            Wrong certificate, wrong run, unknown identity, not a member, superseded; the run is over.
+            Wrong certificate, wrong run, unknown identity, not a member, superseded, suspended; the run is over.
         """
         client_id = caller.client_id
         self.gate.admit(peer, client_id)
@@ -164,6 +205,8 @@ class Membership:
             case Standing.UNKNOWN_CLIENT:
                 raise Refused(pb.UNKNOWN_CLIENT, f"client {client_id} is not on the roster")
             case Standing.NOT_A_MEMBER:
+                if self._suspended.get(client_id) == caller.incarnation:  # nobody else is told
+                    self._refuse_when_suspended(client_id)
                 raise Refused(pb.NOT_A_MEMBER, f"client {client_id} has not joined; join first")
             case Standing.SUPERSEDED:
                 raise Refused(pb.SUPERSEDED, f"a newer incarnation of client {client_id} has joined; this one is out")

@@ -26,7 +26,7 @@ MomentumFrame = Frame[pb.MomentumHeader] | Malformed
 LONG_ROW_BYTES = 1 << 20
 """Beyond this, hashing a row on the event loop would keep heartbeats waiting."""
 
-_REFUSALS = {"order": pb.MALFORMED, "too_large": pb.TOO_LARGE, "truncated": pb.TRUNCATED, "checksum": pb.CHECKSUM}
+_REFUSALS = {"order": pb.MALFORMED, "too_large": pb.TOO_LARGE, "incomplete": pb.MALFORMED, "checksum": pb.CHECKSUM}
 
 
 class Reception:
@@ -55,13 +55,14 @@ class Reception:
         self._admit(header)
         earlier = self._inbox.digest_of(header.caller.client_id)
         if earlier is not None:
-            return await self._compare(frame, earlier)
+            self._ps.repeats(header.caller.client_id)
+            return await self._compare(frame, earlier, header.caller)
         writer = self._begin(header)
         try:
             while True:
                 self._write(writer, frame)
                 if frame.trailer is not None:
-                    return await self._complete(writer, frame.trailer, header.round_id)
+                    return await self._complete(writer, frame.trailer, header)
                 frame = await self._next()
         except RowError as problem:
             raise self._as_refusal(problem, header) from None
@@ -86,7 +87,12 @@ class Reception:
                 pb.STALE_ROUND, f"round {header.round_id} is over; the next one is {current}", next_round=current
             )
         if header.round_id > current or rounds.phase is Phase.JOINING:
-            raise Refused(pb.FUTURE_ROUND, f"round {header.round_id} has not been opened", next_round=current)
+            raise Refused(
+                pb.FUTURE_ROUND,
+                f"round {header.round_id} has not been opened",
+                next_round=current,
+                excused=header.round_id == current,
+            )
 
     def _begin(self, header: pb.MomentumHeader) -> Writer:
         try:
@@ -101,7 +107,7 @@ class Reception:
         if len(frame.payload):
             self._inbox.write(writer, frame.offset, frame.payload)
 
-    async def _complete(self, writer: Writer, trailer: pb.Trailer, round_id: int) -> pb.Accepted:
+    async def _complete(self, writer: Writer, trailer: pb.Trailer, header: pb.MomentumHeader) -> pb.Accepted:
         if self._inbox.row_bytes > LONG_ROW_BYTES:
             found = await asyncio.get_running_loop().run_in_executor(None, self._inbox.digest, writer)
         else:
@@ -110,11 +116,14 @@ class Reception:
         non_finite = outcome is Outcome.NON_FINITE
         if non_finite:
             self._ps.count("non_finite", writer.client_id)
-        self._ps.arrived(writer.client_id, round_id)
+        self._ps.arrived(writer.client_id, header.round_id, header.caller.incarnation)
         return pb.Accepted(non_finite=non_finite)
 
-    async def _compare(self, frame: Frame[Any], earlier: bytes) -> pb.Accepted:
-        """A second momentum for the same round is hashed, never written: the same is acknowledged, another refused."""
+    async def _compare(self, frame: Frame[Any], earlier: bytes, caller: pb.Caller) -> pb.Accepted:
+        """A second momentum for the same round is hashed, never written: the same is acknowledged, another refused.
+
+        A client that crashed and came back without its state sends another one in good faith.
+        """
         digest, received = sha256(), 0
         while True:
             received += len(frame.payload)
@@ -125,15 +134,25 @@ class Reception:
                 break
             frame = await self._next()
         if digest.digest() != earlier:
-            raise Refused(pb.EQUIVOCATION, "another momentum for this round arrived before; that one counts")
+            raise Refused(
+                pb.EQUIVOCATION,
+                "another momentum for this round arrived before; that one counts",
+                excused=not self._ps.is_the_one_that_answered(caller),
+            )
         return pb.Accepted(duplicate=True)
 
     async def _next(self) -> Frame[pb.MomentumHeader]:
-        """The next frame; a stream that ends here was broken off (gRPC shows a lost peer as a clean end)."""
+        """The next frame; a stream that ends here was broken off (gRPC shows a lost peer as a clean end).
+
+        Each has to bring the momentum forward, or a peer could keep a stream busy without end.
+        """
         frame = await anext(self._frames, None)
         if frame is None:
             raise Refused(pb.TRUNCATED, "the stream ended before the final message")
-        return intact(frame)
+        frame = intact(frame)
+        if frame.header is not None or not (len(frame.payload) or frame.trailer is not None):
+            raise Refused(pb.MALFORMED, "after its first message a momentum has payload or its trailer, and no header")
+        return frame
 
     def _as_refusal(self, problem: RowError, header: pb.MomentumHeader) -> Refused:
         if problem.reason in _REFUSALS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -137,15 +137,17 @@ class Records:
             record.images,
         )
 
-    def refusal(self, kind: str, client_id: int | None, round_id: int) -> None:
-        """Count one more refusal."""
-        self._write(
-            "INSERT INTO refusals VALUES (?1, ?2, 1, ?3, ?3) ON CONFLICT (kind, client_id) DO UPDATE SET "
-            "count = count + 1, last_round = max(last_round, excluded.last_round)",
-            kind,
-            NO_CLIENT if client_id is None else client_id,
-            round_id,
-        )
+    def refusals(self, counts: Iterable[RefusalCount]) -> None:
+        """Add counts to those that are there."""
+        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED), transaction(self._connection):
+            self._connection.executemany(
+                "INSERT INTO refusals VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, client_id) DO UPDATE SET "
+                "count = count + excluded.count, last_round = max(last_round, excluded.last_round)",
+                [
+                    (c.kind, NO_CLIENT if c.client_id is None else c.client_id, c.count, c.first_round, c.last_round)
+                    for c in counts
+                ],
+            )
 
     def read(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
         """Ask :func:`rounds`, :func:`evaluations` or :func:`refusals`."""

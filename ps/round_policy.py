@@ -33,9 +33,31 @@ class RoundPolicy:
     h. All h have answered by T, so the answer that reached the pace came no later, and its grace is over by then. ∎
 
     So n − f − q honest deaths cost nothing but their detection. What f Byzantine members can do, by answering at once
-    or by leaving, is to start the grace when all but f of the honest ones present have answered; an honest member
-    that is slower than ``1 + grace_factor`` times that is then left out of the round, and no round closes below q.
-    When n − f < q, silence alone holds every round until its deadline, and then ends the run: see :meth:`warning`.
+    or by leaving, is to start the grace when all but f of the honest ones present have answered; and no round closes
+    below q. When n − f < q, silence alone holds every round until its deadline, and then ends the run: see
+    :meth:`warning`.
+
+    *All rounds together.* A grace in every round would let silence multiply the length of short rounds. What bounds it
+    is patience (:mod:`ps.patience`), with s = ``patience_share`` and r = ``patience_refill``. Now let T of a round be
+    the time from its opening until the last moment at which a live honest member owed an answer. Of any number of
+    rounds, from the server's start on, with n − f − k ≥ q in each and timers on time, let W be the sum of what they
+    stayed open after their T. Then W ≤ (s + r) · ΣT + f · patience_s, whatever the f Byzantine members do.
+
+    *Proof.* As above, at any instant after T the pace was reached at some R ≤ T after the opening, and only Byzantine
+    members are missing; the round is open because one of them is waited for. Either that instant is before the end of
+    its free share, (1 + s) · R ≤ (1 + s) · T: such instants come to s · T at most. Or it is charged for that instant.
+    Nobody is charged more than its credit covers, and that is ``patience_s`` and what was added: in each round r / f
+    times the R of its closing, which is no later than T if the round outlasted T, and otherwise earlier than the
+    closing and so than T. So f members are charged f · patience_s + r · ΣT at most. ∎
+
+    *Who is waited for.* An honest member that answers within (1 + min(s, grace)) times the pace is never left out for
+    its slowness: it begins in good standing, no round that waits for it through its free share misses it, so it stays
+    there. One that is slower is waited for as long as its credit lasts, and then as often as the refill pays for what
+    it takes beyond. One that has lost its standing, by a long partition say, is waited for through a whole grace again
+    once the times R to the pace have come to f/r times the longest grace G since: until then its credit grows by
+    r/f · R in each round it is not waited for, and at G it covers any. With graces of R, that is f/r rounds (40 with
+    f = 4). It need not wait so long where others are slower: to answer before a round closes, whoever that waited for,
+    restores its standing.
     """
 
     num_clients: int
@@ -55,6 +77,12 @@ class RoundPolicy:
     """The grace before the first round is at least so long: those who miss it miss rounds, not seconds of one."""
     tardy_s: float = 5.0
     """A timer that is later than this shows that the server itself was stopped, and that nobody could reach it."""
+    patience_s: float = 3.0
+    """Waiting that one identity may cost, over all rounds; infinite: each grace is waited out."""
+    patience_share: float = 0.4
+    """Of a round's T: the wait that costs nothing."""
+    patience_refill: float = 0.1
+    """Of a round's T: what is added to the credits of f identities together."""
 
     def __post_init__(self) -> None:
         n = self.num_clients
@@ -76,6 +104,11 @@ class RoundPolicy:
                 raise ConfigError(
                     f"{name} = {value!r}: expected a finite number {'above 0' if bounds_a_wait else 'of at least 0'}"
                 )
+        if not self.patience_s >= 0:
+            raise ConfigError(f"patience_s = {self.patience_s!r}: expected at least 0")
+        for name in ("patience_share", "patience_refill"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: expected a share of 0 to 1")
         if self.period_s is not None and not 0 <= self.margin_s < self.period_s < math.inf:
             raise ConfigError(f"margin_s = {self.margin_s!r}: expected less than the period of {self.period_s!r} s")
 

@@ -8,8 +8,9 @@ A round closes when the first of these holds, ``q`` being the quorum, ``f`` the 
 ``P`` the members present, that is live or with an answer to this round:
 
 1. at least ``q`` have answered, and every other member is known to be gone;
-2. ``max(P − f, q)`` have answered, and the grace since then is over: ``grace_factor`` times the time they took, and
-   at least ``grace_floor_s``;
+2. ``max(P − f, q)`` have answered, and the rest is waited for no more: the grace since then is over, which is
+   ``grace_factor`` times the time they took, and at least ``grace_floor_s``; or nobody is left who is worth so much
+   patience (see :mod:`ps.patience`);
 3. the deadline has passed, and at least ``q`` have answered, or as soon as they have.
 
 P follows who is there: a death lowers the number at once (the grace then counts from the answer that was enough, and
@@ -35,11 +36,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from ps.patience import Patience
 from ps.round_policy import RoundPolicy
 
 __all__ = ["Action", "CloseReason", "CloseRound", "EndRun", "OpenRound", "Phase", "Rounds", "Wait"]
 
-CloseReason = Literal["all_answered", "rest_gone", "grace_over", "deadline", "quorum_reached", "schedule"]
+CloseReason = Literal[
+    "all_answered", "rest_gone", "grace_over", "patience_over", "deadline", "quorum_reached", "schedule"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +114,23 @@ class Rounds:
     -----
     Every method that takes ``now`` is an event and returns the actions it causes, in order. An event is applied
     before the clock is looked at: an answer that is here counts, even when the timer that would have closed the
-    round, or ended the run, comes late. Events cost O(1), opening and closing a round O(n) and O(n log n).
+    round, or ended the run, comes late. An answer costs O(1), opening and closing a round O(n) and O(n log n).
+
+    Standing and credit (:mod:`ps.patience`) live as long as this object: a server that starts anew begins with none
+    lost.
     """
 
     def __init__(self, policy: RoundPolicy, *, start_round: int = 0) -> None:
         if not 0 <= start_round <= policy.rounds:
             raise ValueError(f"start_round = {start_round}: expected 0 to {policy.rounds}, the number of rounds")
         self.policy = policy
+        self._patience = Patience(
+            policy.num_clients,
+            policy.num_byzantine,
+            patience_s=policy.patience_s,
+            share=policy.patience_share,
+            refill=policy.patience_refill,
+        )
         self._phase = Phase.JOINING
         self._round_id = start_round
         self._started = False
@@ -179,6 +193,8 @@ class Rounds:
                 raise ValueError(f"client {client_id} is live: expected ids of 0 to {self.policy.num_clients - 1}")
             if client_id not in self._answered:
                 self._owing.add(client_id)
+        if self._phase is Phase.COLLECTING:
+            self._patience.interrupt(now)
         self._owing -= self._live - live
         self._live = live
         return self._settle(now)
@@ -197,6 +213,7 @@ class Rounds:
             self._answered.add(client_id)
             self._answered_at.append(now)
             self._owing.discard(client_id)
+            self._patience.answered(client_id, now)
         return self._settle(now)
 
     def published(self, round_id: int, now: float) -> list[Action]:
@@ -246,7 +263,7 @@ class Rounds:
         """When :meth:`tick` must be called next (absolute time, not before ``now``); None: only events matter."""
         if not self._collecting_or_joining():
             return None
-        return max(min(self._give_up if self._overdue else self._deadline, self._grace_over()), now)
+        return max(min(self._give_up if self._overdue else self._deadline, self._wait_over()), now)
 
     def waiting(self, now: float) -> Wait | None:
         """The wait that is on, worded for ``now`` (so that a display can count down); None when all goes well."""
@@ -290,11 +307,18 @@ class Rounds:
         if self._phase is Phase.JOINING:
             since = self._enough_since
             return math.inf if since is None else since + self.policy.start_grace_s(since - self._opened_at)
+        reached_at = self._reached_at()
+        return math.inf if reached_at is None else reached_at + self.policy.grace_s(reached_at - self._opened_at)
+
+    def _wait_over(self) -> float:
+        """When the wait for the rest ends, as things are, by the grace or because nobody is worth it."""
+        over = self._grace_over()
+        return over if self._phase is Phase.JOINING else min(over, self._patience.until(self._owing))
+
+    def _reached_at(self) -> float | None:
+        """When the answer came that makes the pace, as things are; None: it has not."""
         pace = self.policy.pace(len(self._answered) + len(self._owing))
-        if len(self._answered_at) < pace:
-            return math.inf
-        reached_at = self._answered_at[pace - 1]
-        return reached_at + self.policy.grace_s(reached_at - self._opened_at)
+        return self._answered_at[pace - 1] if len(self._answered_at) >= pace else None
 
     def _collecting_or_joining(self) -> bool:
         return self._phase is Phase.COLLECTING or (self._phase is Phase.JOINING and self._started)
@@ -311,13 +335,28 @@ class Rounds:
             if self._may_start(now):
                 return self._open(now)
         else:
+            self._watch(now)
             reason = self._reason_to_close(now, was_overdue)
             if reason is not None:
                 self._phase = Phase.CLOSING
+                self._settle_credits(now)
                 return [CloseRound(self._round_id, tuple(sorted(self._answered)), self.missing, reason)]
         if now >= self._give_up:
             return [self._end(EndRun("quorum_lost", self._too_few()))]
         return self._tell(now)
+
+    def _watch(self, now: float) -> None:
+        """Once the pace is reached, look at who is still missing."""
+        reached_at = None if self.policy.period_s is not None else self._reached_at()
+        if reached_at is not None and self._owing:
+            took = reached_at - self._opened_at
+            grace_s = self.policy.grace_s(took)
+            self._patience.watch(self._owing, reached_at=reached_at, took=took, grace_s=grace_s, now=now)
+
+    def _settle_credits(self, now: float) -> None:
+        reached_at = None if self.policy.period_s is not None else self._reached_at()
+        took = 0.0 if reached_at is None else reached_at - self._opened_at
+        self._patience.closed(self._owing, took=took, grace_s=self.policy.grace_s(took), now=now)
 
     def _may_start(self, now: float) -> bool:
         if self.policy.period_s is not None:
@@ -346,7 +385,7 @@ class Rounds:
             return "deadline"
         if now >= self._grace_over():
             return "grace_over"
-        return None
+        return "patience_over" if now >= self._wait_over() else None
 
     def _open(self, now: float) -> list[Action]:
         self._phase = Phase.COLLECTING

@@ -19,9 +19,11 @@ from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps.broadcast import Broadcast
 from ps.coordinator import Coordinator
+from ps.identity import Peer
 from ps.membership import Attendance
 from ps.reception import MomentumFrame, Reception
-from ps.streams import Streams, intact
+from ps.streams import Stream, Streams, intact
+from ps.strikes import BREACHES
 
 __all__ = ["ParameterServerService"]
 
@@ -31,6 +33,15 @@ Context = ServicerContext[Any, Any]
 M = TypeVar("M")
 
 Requests = AsyncIterator[M | Malformed]
+
+
+UNPROVEN = frozenset(
+    (
+        *(pb.PROTOCOL_VERSION, pb.WRONG_RUN, pb.UNKNOWN_CLIENT, pb.BAD_TOKEN, pb.WRONG_CERTIFICATE),
+        *(pb.NOT_A_MEMBER, pb.SUPERSEDED),
+    )
+)
+"""Refusals of somebody who has not shown to be the identity that was named."""
 
 
 class ParameterServerService:
@@ -64,12 +75,10 @@ class ParameterServerService:
                         rounds=self._ps.experiment.training.rounds,
                     )
                 )
-                with suppress(
-                    Refused
-                ):  # it is as welcome as before, and counts as a stranger's for the moment it takes
+                with suppress(Refused):  # as welcome as before; it counts as a stranger's for the moment it takes
                     stream.claim(request.client_id)
             except Refused as refused:
-                self._count(refused, None if request is None else request.client_id)
+                self._refused(refused, None if request is None else request.client_id, stream, self._peer(context))
                 reply.refusal.CopyFrom(refused.as_message())
                 if refused.kind == pb.RUN_IS_OVER and self._members.over is not None:
                     reply.run_finished.CopyFrom(self._members.over)
@@ -85,26 +94,35 @@ class ParameterServerService:
                     raise Refused(pb.MALFORMED, "the first message of Attend names the identities attending")
                 attendance = self._members.attend(first.attending.callers, peer)
                 stream.claim(first.attending.callers[0].client_id)
-                await self._tell(attendance, requests, context)
+                await self._tell(attendance, requests, context, stream)
             except Refused as refused:
-                self._count(refused, None if peer.certificate is None else peer.certificate.client_id)
+                self._refused(refused, peer.proven_id, stream, peer)
                 await context.write(pb.AttendEvent(refusal=refused.as_message()))
             except TimeoutError:
-                log.info("a stream of Attend was silent for too long")
+                log.info("a stream of Attend was silent for too long, or had been told its last event")
             finally:
                 if attendance is not None:
                     self._members.detach(attendance)
 
-    async def _tell(self, attendance: Attendance, requests: Requests[pb.AttendRequest], context: Context) -> None:
-        """Listen to the process and tell it events, until it ends, falls silent, or has been told the run's end.
+    async def _tell(
+        self, attendance: Attendance, requests: Requests[pb.AttendRequest], context: Context, stream: Stream
+    ) -> None:
+        """Listen to the process and tell it events, until it ends, falls silent, or has been told the last one.
 
-        After that the client hangs up first, or the last event might be lost with the stream; if it does not, there is
-        a TimeoutError in the end. A process that reads nothing keeps nobody from noticing that it is gone.
+        After the run's end the client hangs up first, or that event might be lost with the stream; if it does not,
+        there is a TimeoutError in the end. After a refusal there is one at once. A process that reads nothing keeps
+        nobody from noticing that it is gone.
         """
+        await _begin(context)
         async with asyncio.timeout(None) as patience:
             telling = asyncio.create_task(self._write_events(attendance, context, patience))
             try:
                 await self._listen(attendance, requests)
+            except Refused as refused:
+                # Told by whoever writes the events: one of them may be on its way, and gRPC takes one write at a time.
+                attendance.tell(pb.AttendEvent(refusal=refused.as_message()))
+                self._refused(refused, attendance.peer.proven_id, stream, attendance.peer)
+                await asyncio.wait({telling}, timeout=self._network.leave_deadline_s)
             finally:
                 telling.cancel()
 
@@ -114,14 +132,18 @@ class ParameterServerService:
         (Keepalive would be answered by whatever proxy stands between.)
         """
         event: pb.AttendEvent | None = None
-        while event is None or not event.HasField("run_finished"):
+        while event is None or event.WhichOneof("event") not in ("run_finished", "refusal"):
             try:
                 async with asyncio.timeout(self._beat_s):
                     event = await attendance.events.get()
             except TimeoutError:
                 event = pb.AttendEvent(heartbeat=pb.Heartbeat())
-            await context.write(event)
-        patience.reschedule(asyncio.get_running_loop().time() + self._network.leave_deadline_s)
+            try:
+                await context.write(event)
+            except grpc.aio.InternalError:  # the peer is gone
+                return
+        lingers_s = self._network.leave_deadline_s if event.HasField("run_finished") else 0.0
+        patience.reschedule(asyncio.get_running_loop().time() + lingers_s)
 
     async def _listen(self, attendance: Attendance, requests: Requests[pb.AttendRequest]) -> None:
         """Heartbeats and errors, until the stream ends or falls silent; refused when it breaks the protocol."""
@@ -147,7 +169,7 @@ class ParameterServerService:
                 stream.claim(request.caller.client_id)
                 answer = await self._ps.model(request.round_id, request.wait_s)
             except Refused as refused:
-                self._count(refused, None if request is None else request.caller.client_id)
+                self._refused(refused, _caller(request), stream, self._peer(context))
                 await context.write(encode_frame(header=pb.ModelHeader(refusal=refused.as_message())))
                 return
             if isinstance(answer, pb.NotYet):
@@ -160,6 +182,7 @@ class ParameterServerService:
     async def _send(self, model: Broadcast, context: Context) -> None:
         """Send a model; who is too slow for it is told so, once it reads again."""
         sent = 0
+        await _begin(context)
         try:
             async with asyncio.timeout(self._transfer_s):
                 while (frame := model.frame(sent)) is not None:
@@ -189,7 +212,7 @@ class ParameterServerService:
             except asyncio.CancelledError:  # the peer is gone
                 self._ps.count(pb.TRUNCATED, reception.client_id)
                 raise
-            self._count(reason, reception.client_id)
+            self._refused(reason, reception.client_id, stream, self._peer(context))
             return pb.PushReply(refusal=reason.as_message())
 
     async def Leave(self, requests: Requests[pb.LeaveRequest], context: Context) -> pb.LeaveReply:  # noqa: N802
@@ -199,9 +222,30 @@ class ParameterServerService:
                 request = await stream.first(requests)
                 self._members.leave(request.caller, self._peer(context))
             except Refused as refused:
-                self._count(refused, None if request is None else request.caller.client_id)
+                self._refused(refused, _caller(request), stream, self._peer(context))
                 return pb.LeaveReply(refusal=refused.as_message())
         return pb.LeaveReply()
 
-    def _count(self, refused: Refused, client_id: int | None) -> None:
-        self._ps.count(refused.kind, client_id)
+    def _refused(self, refused: Refused, client_id: int | None, stream: Stream, peer: Peer) -> None:
+        """Count a refusal under the identity it came from, and hold it against whoever the stream has proved to be.
+
+        An identity that is only claimed is nobody's: an impostor's deeds must not stand against an honest name.
+        """
+        proven = refused.kind not in UNPROVEN or peer.proven_id == client_id
+        self._ps.count(refused.kind, client_id if proven else peer.proven_id)
+        if stream.client_id is not None and refused.kind in BREACHES and not refused.excused:
+            self._ps.breach(stream.client_id, refused.kind)
+
+
+def _caller(request: pb.PullModelRequest | pb.LeaveRequest | None) -> int | None:
+    """Whom a request names."""
+    return None if request is None else request.caller.client_id
+
+
+async def _begin(context: Context) -> None:
+    """Begin the answer of a stream that may be ended while a message of it is stuck.
+
+    gRPC would send the initial metadata with the first message, and once more with the status that ends the stream,
+    because it does not know that they are on their way: that is an error, and the stream would never end.
+    """
+    await context.send_initial_metadata(())

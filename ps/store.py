@@ -20,7 +20,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -354,10 +354,10 @@ class RunStore:
         with self._using():
             self._records.evaluation(EvaluationRecord(round_id, accuracy, loss, images))
 
-    def record_refusal(self, kind: str, client_id: int | None, round_id: int) -> None:
-        """Count one more refusal; ``client_id`` None when the sender is nobody we know."""
+    def record_refusals(self, counts: Iterable[RefusalCount]) -> None:
+        """Add counts to those recorded; ``client_id`` None when the sender is nobody we know."""
         with self._using():
-            self._records.refusal(kind, client_id, round_id)
+            self._records.refusals(counts)
 
     def rounds(self) -> list[RoundMetrics]:
         with self._using():

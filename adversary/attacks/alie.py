@@ -6,44 +6,60 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from adversary.attacks.attack import Collusion, Setting
+from adversary.attacks.attack import Collusion, Setting, Sight
+from adversary.attacks.parameters import factor, flag
+from adversary.attacks.search import FactorSearch, chosen
 from common.errors import AttackError
-from common.parameters import finite_number
 
 __all__ = ["ALittleIsEnough", "closed_form_z"]
 
+USUAL_Z = 1.5
+
 
 class ALittleIsEnough(Collusion):
-    """μ - z s, with μ and s the coordinate-wise mean and sample standard deviation of the honest momenta.
+    """The honest mean, moved by z standard deviations in every coordinate: μ - z s.
 
-    Baruch et al. 2019, "A Little Is Enough". A negative z gives the variant that adds.
+    Baruch et al. 2019, "A Little Is Enough: Circumventing Defenses for Distributed Learning". s is the sample standard
+    deviation of the honest momenta.
 
     Parameters
     ----------
     setting
-        n, and k in the place of f, for the closed form.
+        n, and k in the place of f, for the closed form; the rule, to search for z.
     z
-        How many standard deviations; default :func:`closed_form_z`.
+        How many standard deviations: default :func:`closed_form_z`; a number (the ByzFL library has 1.5, Fed-NGA's
+        "LIE" 0.7, both with ``add``; a negative one is as if added); or "optimised", the z of at least 0 that moves
+        the aggregate furthest, by :class:`~adversary.attacks.search.FactorSearch`.
+    add
+        μ + z s instead.
 
     Notes
     -----
     With few adversaries the closed form is small and the attack weak: 0.16 for 4 of 20. At z = 0 it sends the mean,
-    and so it does whenever the estimate is a single momentum, which has no spread.
+    and so it does whenever the estimate is a single momentum, which has no spread. The searched z is large where a
+    rule can be dragged without limit (a mean), and about where the rule starts to leave the vector out elsewhere.
     """
 
     name = "alie"
+    source = "Baruch et al. 2019"
 
-    def __init__(self, setting: Setting, *, z: float | None = None) -> None:
+    def __init__(self, setting: Setting, *, z: float | str | None = None, add: bool = False) -> None:
         if z is None:
-            self.z = closed_form_z(setting.num_clients, setting.num_adversaries)
-        else:
-            self.z = finite_number(self.name, "z", z, error=AttackError)
+            z = closed_form_z(setting.num_clients, setting.num_adversaries)
+        self.z = factor(self.name, "z", z)
+        self._sign = 1.0 if flag(self.name, "add", add) else -1.0
+        self._search = None if self.z is not None else FactorSearch(setting, self.name, usual=USUAL_Z)
 
-    def vector(self, honest: Tensor) -> Tensor:
-        mean = honest.mean(dim=0)
-        if honest.shape[0] == 1:
+    def vector(self, sight: Sight) -> Tensor:
+        mean = sight.honest.mean(dim=0)
+        if sight.honest.shape[0] == 1:
             return mean
-        return mean.sub_(honest.std(dim=0, correction=1), alpha=self.z)
+        spread = sight.honest.std(dim=0, correction=1)
+
+        def with_z(z: float) -> Tensor:
+            return mean.add(spread, alpha=self._sign * z)
+
+        return chosen(self.z, self._search, sight, with_z)
 
 
 def closed_form_z(num_clients: int, num_byzantine: int) -> float:

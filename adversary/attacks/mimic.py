@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adversary.attacks.attack import Collusion, Setting
+from adversary.attacks.attack import Collusion, Setting, Sight
+from adversary.attacks.parameters import count, flag
 from common.errors import AttackError
 from common.randomness import stream
 
@@ -13,7 +14,7 @@ __all__ = ["Mimic"]
 
 
 class Mimic(Collusion):
-    """The momentum of one honest client, the one furthest along the direction in which honest momenta vary most.
+    """A copy of one honest momentum: that furthest along the direction in which they vary most.
 
     Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". In the first
     ``warmup`` rounds the direction z is learnt by a power iteration on the honest covariance, with a running mean μ,
@@ -42,32 +43,35 @@ class Mimic(Collusion):
     Notes
     -----
     Rows are taken to be the same clients in every round. If later rounds have fewer, the last row stands in for i*.
+    What is sent is an honest momentum, so no rule can leave it out rightly; harm comes from heterogeneous data alone.
     """
 
     name = "mimic"
+    source = "Karimireddy et al. 2022"
 
     def __init__(self, setting: Setting, *, warmup: int = 1, argmax: bool = True, target: int | None = None) -> None:
-        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 1:
-            raise AttackError(f"mimic: warmup = {warmup!r}: expected an integer of at least 1")
-        if not isinstance(argmax, bool):
-            raise AttackError(f"mimic: argmax = {argmax!r}: expected true or false")
-        if target is not None and (isinstance(target, bool) or not isinstance(target, int) or target < 0):
-            raise AttackError(f"mimic: target = {target!r}: expected the number of a row, from 0")
+        count(self.name, "warmup", warmup, least=1)
+        flag(self.name, "argmax", argmax)
+        if target is not None:
+            count(self.name, "target", target, least=0)
         self._seed, self._warmup, self._argmax, self._target = setting.seed, warmup, argmax, target
         self.rounds = 0
+        self._round = -1
         self.mean: Tensor | None = None
         self.direction: Tensor | None = None
         self.chosen = 0
 
-    def vector(self, honest: Tensor) -> Tensor:
+    def vector(self, sight: Sight) -> Tensor:
+        honest = sight.honest
         if self._target is not None:
             if self._target >= honest.shape[0]:
                 raise AttackError(f"mimic: target = {self._target}: the estimate has only {honest.shape[0]} rows")
             return honest[self._target]
-        if self.rounds < self._warmup:
-            along = honest @ self._learn(honest)
-            self.chosen = int(along.argmax() if self._argmax else along.argmin())
-        self.rounds += 1
+        if sight.round_id > self._round:
+            if self.rounds < self._warmup:
+                along = honest @ self._learn(honest)
+                self.chosen = int(along.argmax() if self._argmax else along.argmin())
+            self.rounds, self._round = self.rounds + 1, sight.round_id
         return honest[min(self.chosen, honest.shape[0] - 1)]
 
     def _learn(self, honest: Tensor) -> Tensor:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from adversary.attacks.attack import Setting
+from adversary.attacks.attack import Attack, Setting, Sight
 
 __all__ = ["NoAttack"]
 
 
-class NoAttack:
+class NoAttack(Attack):
     """Each sends its own momentum, honestly computed."""
 
     name = "none"
-    needs_estimate = False
+    needs = "its own data"
 
     def __init__(self, setting: Setting) -> None:
         pass
 
-    def __call__(self, honest: Tensor, own: Tensor, round_id: int) -> Tensor:  # noqa: ARG002 - the interface
-        return own
+    def __call__(self, sight: Sight) -> Tensor:
+        return sight.own

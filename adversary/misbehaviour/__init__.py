@@ -12,15 +12,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adversary.misbehaviour.connection_flood import ConnectionFlood
+from adversary.misbehaviour.crash import Crash
+from adversary.misbehaviour.endless import Endless
+from adversary.misbehaviour.equivocation import Equivocation
+from adversary.misbehaviour.future_round import FutureRound
+from adversary.misbehaviour.half_open_streams import HalfOpenStreams
+from adversary.misbehaviour.huge_metadata import HugeMetadata
+from adversary.misbehaviour.impersonation import Impersonation
+from adversary.misbehaviour.join_storm import JoinStorm
 from adversary.misbehaviour.misbehaviour import Ground, Misbehaviour
+from adversary.misbehaviour.never_reads import NeverReads
+from adversary.misbehaviour.oversize import Oversize
+from adversary.misbehaviour.ping_flood import PingFlood
+from adversary.misbehaviour.rapid_reset import RapidReset
+from adversary.misbehaviour.replay import Replay
 from adversary.misbehaviour.silence import Silence
+from adversary.misbehaviour.slow_loris import SlowLoris
+from adversary.misbehaviour.strange_bytes import Garbage, Http1, TlsConfusion
+from adversary.misbehaviour.timing import EleventhHour, Late
+from adversary.misbehaviour.wrong_contents import WrongCount, WrongDigest, WrongDtype, WrongSchema
+from adversary.misbehaviour.wrong_order import OverlappingChunks, ShuffledChunks
 from common.errors import AttackError, nearest
 from common.parameters import check_parameters, taken_of
 from common.plugins import is_plugin, load_plugin
 
 __all__ = ["MISBEHAVIOURS", "Ground", "Kind", "Misbehaviour", "deal", "make_misbehaviours", "parameters_of"]
 
-MISBEHAVIOURS: dict[str, type[Misbehaviour]] = {kind.name: kind for kind in (Silence,)}
+MISBEHAVIOURS: dict[str, type[Misbehaviour]] = {
+    kind.name: kind
+    for kind in (
+        Silence,
+        Crash,
+        SlowLoris,
+        EleventhHour,
+        Late,
+        Equivocation,
+        Replay,
+        FutureRound,
+        WrongCount,
+        WrongDigest,
+        WrongDtype,
+        WrongSchema,
+        ShuffledChunks,
+        OverlappingChunks,
+        Oversize,
+        Endless,
+        ConnectionFlood,
+        HalfOpenStreams,
+        JoinStorm,
+        Impersonation,
+        Garbage,
+        Http1,
+        TlsConfusion,
+        HugeMetadata,
+        PingFlood,
+        RapidReset,
+        NeverReads,
+    )
+}
 
 
 @dataclass(frozen=True)

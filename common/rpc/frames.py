@@ -32,6 +32,7 @@ from common.rpc.v1.parameter_server_pb2 import Trailer
 
 __all__ = [
     "FRAME_OVERHEAD",
+    "MOST_FIELDS",
     "Frame",
     "Malformed",
     "Oversized",
@@ -43,6 +44,9 @@ __all__ = [
 
 FRAME_OVERHEAD = 16 * 1024
 """Bytes a frame may have beyond its payload (headers are far smaller)."""
+MOST_FIELDS = 64
+"""Fields of one frame: there are four, and room for later versions. Reading takes time for each, and a message may hold
+half a million, of which a few a second would keep a server from everything else."""
 
 H = TypeVar("H", bound=Message)
 
@@ -106,10 +110,12 @@ def decode_frame(data: bytes, header_type: type[H]) -> Frame[H] | Malformed:
     view = memoryview(data)
     header: H | None = None
     trailer: Trailer | None = None
-    offset, payload, position = 0, view[:0], 0
+    offset, payload, position, fields = 0, view[:0], 0, 0
     try:
         while position < len(view):
-            start = position
+            start, fields = position, fields + 1
+            if fields > MOST_FIELDS:
+                return Malformed(f"more than {MOST_FIELDS} fields in one frame")
             tag, position = _read_varint(view, position)
             kind = tag & 7
             if not 8 <= tag < 1 << 32 or position > start + 5:

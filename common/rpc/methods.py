@@ -6,7 +6,8 @@ Used in place of the generated stubs because the tensor messages have serialiser
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
@@ -19,6 +20,9 @@ from common.rpc.v1 import wiretap_pb2 as tap
 __all__ = ["PARAMETER_SERVER", "WIRETAP", "ParameterServerStub", "WiretapStub", "handlers", "reader"]
 
 M = TypeVar("M", bound=Message)
+
+MISUSE = "grpc_call_start_batch"
+"""In what gRPC says of an operation that it refuses, as against one that fails."""
 
 PARAMETER_SERVER: str = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 WIRETAP: str = tap.DESCRIPTOR.services_by_name["Wiretap"].full_name
@@ -69,8 +73,8 @@ _TABLE: dict[str, dict[str, tuple[bool, bool, Any, Any, Any, Any]]] = {
 def handlers(service: str, servicer: object, message_bytes: int) -> grpc.GenericRpcHandler:
     """The handlers of a service: ``servicer`` has one coroutine method per RPC, by the RPC's name.
 
-    All of them are given their requests as a stream, also where there is one only (on the wire that is the same): gRPC
-    would wait for a single request without end, before the method hears of the call.
+    All of them are given their requests as a stream (:class:`Requests`), also where there is one only (on the wire that
+    is the same): gRPC would wait for a single request without end, before the method hears of the call.
 
     Parameters
     ----------
@@ -85,11 +89,47 @@ def handlers(service: str, servicer: object, message_bytes: int) -> grpc.Generic
         service,
         {
             name: kinds[down](
-                getattr(servicer, name), request_deserializer=_bounded(read, message_bytes), response_serializer=write
+                _reading(getattr(servicer, name)),
+                request_deserializer=_bounded(read, message_bytes),
+                response_serializer=write,
             )
             for name, (_, down, read, write, _, _) in _TABLE[service].items()
         },
     )
+
+
+class Requests:
+    """A call's requests, one after the other.
+
+    gRPC's own iterator is a generator: one that is not read to its end, as after a single request, costs the event loop
+    a task and two system calls when it is collected.
+    """
+
+    __slots__ = ("_read",)
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._read = context.read
+
+    def __aiter__(self) -> Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
+
+
+def _reading(method: Callable[[Requests, Any], Awaitable[Any]]) -> Callable[[object, Any], Awaitable[Any]]:
+    async def handler(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await method(Requests(context), context)
+        except grpc.aio.InternalError as problem:
+            if MISUSE in str(problem):
+                raise
+            raise asyncio.CancelledError from None  # a message could not be sent: the peer is gone
+
+    return handler
 
 
 def _bounded(read: Callable[[bytes], Any], message_bytes: int) -> Callable[[bytes], Any]:

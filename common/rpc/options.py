@@ -21,6 +21,8 @@ CONNECT_TIMEOUT_MS = 10_000
 LEAST_PING_INTERVAL_MS = 250
 """What a server puts up with; clients choose their own pace."""
 IDLE_CONNECTION_MS = 60_000
+PENDING_CALLS = 1_000
+"""gRPC's own limit; it cancels some of the calls beyond it, and all beyond three times as many."""
 WINDOW_BYTES = 256 * 1024
 """Bytes of a stream that may be on their way to the server before it asks for them."""
 LARGEST_CHUNK_BYTES = 1 << 25
@@ -53,6 +55,7 @@ def server_options(
     metadata_bytes: int = 8192,
     connections: int | None = None,
     streams_per_connection: int | None = None,
+    pending: int = 0,
     handshake_s: float = 10.0,
 ) -> Options:
     """Options of the PS's server.
@@ -61,6 +64,9 @@ def server_options(
     ----------
     connections, streams_per_connection
         How many at once; a further connection is closed, a further stream waits at the client.
+    pending
+        Calls that no code of ours has heard of yet: so many may wait. Beyond 1,000, gRPC would begin to cancel them,
+        and a thousand clients open more than that within a moment.
     handshake_s
         A connection that has not come up by then is closed.
     """
@@ -78,6 +84,8 @@ def server_options(
         ("grpc.http2.min_recv_ping_interval_without_data_ms", LEAST_PING_INTERVAL_MS),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.server.max_pending_requests", max(PENDING_CALLS, pending)),
+        ("grpc.server.max_pending_requests_hard_limit", max(3 * PENDING_CALLS, pending)),
         ("grpc.server_handshake_timeout_ms", int(1000 * handshake_s)),
         ("grpc.http2.settings_timeout", int(1000 * handshake_s)),
         ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),

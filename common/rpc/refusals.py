@@ -6,16 +6,22 @@ from common.rpc.v1.parameter_server_pb2 import Refusal, RefusalKind
 
 __all__ = ["REJOIN", "Refused", "kind_name", "refusal"]
 
-REJOIN = frozenset((RefusalKind.NOT_A_MEMBER, RefusalKind.ROW_BUSY, RefusalKind.TOO_MANY_CALLS))
+REJOIN = frozenset((RefusalKind.NOT_A_MEMBER, RefusalKind.ROW_BUSY, RefusalKind.TOO_MANY_CALLS, RefusalKind.SUSPENDED))
 """Refusals after which a client waits a little and joins anew: the parameter server has restarted, or still listens to
-streams of ours that broke (a new incarnation takes its row over)."""
+streams of ours that broke (a new incarnation takes its row over), or will not have us for a while."""
 
 
 class Refused(Exception):
-    """Raised inside the parameter server where a peer's message is turned away; becomes the reply."""
+    """Raised inside the parameter server where a peer's message is turned away; becomes the reply.
 
-    def __init__(self, kind: RefusalKind.ValueType, message: str, *, next_round: int = 0) -> None:
+    ``excused``: of this kind, but an honest client may have come to it.
+    """
+
+    def __init__(
+        self, kind: RefusalKind.ValueType, message: str, *, next_round: int = 0, excused: bool = False
+    ) -> None:
         super().__init__(message)
+        self.excused = excused
         self.kind = kind
         self.message = message
         self.next_round = next_round

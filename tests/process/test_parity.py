@@ -47,8 +47,10 @@ def in_one_process(experiment: Experiment) -> np.ndarray:
 ATTACKS = {
     "honest": {"name": "none"},
     "alie_colluding": {"name": "alie", "knowledge": "colluding"},
-    "bit_flip_omniscient": {"name": "bit_flip", "knowledge": "omniscient"},
     "mimic_omniscient": {"name": "mimic", "knowledge": "omniscient"},
+    "label_flip": {"name": "label_flip", "knowledge": "none"},
+    "adaptive": {"name": "adaptive", "knowledge": "none"},
+    "ipm_optimised": {"name": "ipm", "knowledge": "omniscient", "epsilon": "optimised"},
 }
 
 

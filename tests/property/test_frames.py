@@ -6,12 +6,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.rpc.frames import Frame, Malformed, decode_frame, encode_frame
+from common.rpc.frames import MOST_FIELDS, Frame, Malformed, decode_frame, encode_frame
 from common.rpc.v1 import parameter_server_pb2 as pb
 
 STRICTER = {
     "wire type 3 does not exist here",  # a stock runtime skips groups it does not know
     "a number is longer than 64 bits",  # it drops the bits beyond
+    f"more than {MOST_FIELDS} fields in one frame",  # it takes its time
 }
 
 uint64 = st.integers(0, 2**64 - 1)
@@ -81,6 +82,15 @@ def test_one_message_after_another_merges_as_in_a_stock_runtime(
 @example(data=b"\x0a" * 50)
 def test_no_bytes_at_all_make_the_reader_raise(data: bytes) -> None:
     assert isinstance(decode_frame(data, pb.MomentumHeader), Frame | Malformed)
+
+
+def test_a_frame_has_so_many_fields_and_no_more() -> None:
+    """Half a million empty headers fit a message, and would take a second to read."""
+    for field in (b"\x0a\x00", b"\x12\x00", b"\x18\x00", b"\x98\x01\x00"):
+        assert isinstance(decode_frame(field * MOST_FIELDS, pb.MomentumHeader), Frame)
+        found = decode_frame(field * 500_000, pb.MomentumHeader)
+        assert isinstance(found, Malformed)
+        assert str(MOST_FIELDS) in found.reason
 
 
 @given(message=messages, edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))

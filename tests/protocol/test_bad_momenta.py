@@ -106,6 +106,16 @@ def starts_beyond_the_row(client: StockClient, round_id: int, row: np.ndarray) -
     return client.send([first, pb.MomentumMessage(offset=2**64 - 8, payload=b"\0" * 16)])
 
 
+def sends_a_second_header(client: StockClient, round_id: int, row: np.ndarray) -> pb.PushReply:
+    first, *rest = client.messages(round_id, row)
+    return client.send([first, first, *rest])
+
+
+def sends_a_message_of_nothing(client: StockClient, round_id: int, row: np.ndarray) -> pb.PushReply:
+    first, *rest = client.messages(round_id, row)
+    return client.send([first, pb.MomentumMessage(), *rest])
+
+
 def has_no_header(client: StockClient, round_id: int, row: np.ndarray) -> pb.PushReply:
     return client.send(client.messages(round_id, row)[1:])
 
@@ -162,13 +172,15 @@ EXPECTED: dict[Misbehaviour, pb.RefusalKind.ValueType] = {
     hangs_up_before_the_trailer: pb.TRUNCATED,
     hangs_up_after_the_header: pb.TRUNCATED,
     hangs_up_at_once: pb.TRUNCATED,
-    leaves_out_the_last_chunk: pb.TRUNCATED,
-    miscounts_in_the_trailer: pb.TRUNCATED,
+    leaves_out_the_last_chunk: pb.MALFORMED,
+    miscounts_in_the_trailer: pb.MALFORMED,
     leaves_a_gap: pb.MALFORMED,
     repeats_a_chunk: pb.MALFORMED,
     overlaps: pb.MALFORMED,
     swaps_two_chunks: pb.MALFORMED,
     starts_beyond_the_row: pb.MALFORMED,
+    sends_a_second_header: pb.MALFORMED,
+    sends_a_message_of_nothing: pb.MALFORMED,
     has_no_header: pb.MALFORMED,
     is_garbage: pb.MALFORMED,
     turns_into_garbage: pb.MALFORMED,
@@ -178,8 +190,11 @@ EXPECTED: dict[Misbehaviour, pb.RefusalKind.ValueType] = {
     is_of_a_stranger: pb.UNKNOWN_CLIENT,
     is_of_an_incarnation_nobody_gave: pb.NOT_A_MEMBER,
 }
-# What says who sent it is missing or untrue there.
-NAMELESS = {hangs_up_at_once, has_no_header, is_garbage, is_of_a_stranger}
+# What says who sent it is missing there, or is not shown to be true.
+NAMELESS = {
+    *(hangs_up_at_once, has_no_header, is_garbage),
+    *(is_for_another_run, is_of_a_stranger, is_of_an_incarnation_nobody_gave),
+}
 
 
 @pytest.mark.parametrize("misbehave", EXPECTED, ids=lambda function: function.__name__)

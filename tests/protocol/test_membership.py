@@ -18,12 +18,12 @@ from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
 
 REFUSED_TO_JOIN = {
-    "an_older_protocol": ({"protocol_version": 0}, pb.PROTOCOL_VERSION, 4),
-    "a_newer_protocol": ({"protocol_version": 2}, pb.PROTOCOL_VERSION, 4),
-    "another_run": ({"run_id": "0123456789abcdef"}, pb.WRONG_RUN, 4),
+    "an_older_protocol": ({"protocol_version": 0}, pb.PROTOCOL_VERSION, None),
+    "a_newer_protocol": ({"protocol_version": 2}, pb.PROTOCOL_VERSION, None),
+    "another_run": ({"run_id": "0123456789abcdef"}, pb.WRONG_RUN, None),
     "an_identity_off_the_roster": ({"client_id": 5}, pb.UNKNOWN_CLIENT, None),
-    "no_token": ({"token": ""}, pb.BAD_TOKEN, 4),
-    "a_token_that_is_not_ascii": ({"token": "clé"}, pb.BAD_TOKEN, 4),
+    "no_token": ({"token": ""}, pb.BAD_TOKEN, None),
+    "a_token_that_is_not_ascii": ({"token": "clé"}, pb.BAD_TOKEN, None),
     "another_configuration": ({"fingerprint": "0" * 64}, pb.CONFIGURATION, 4),
     "another_model": ({"schema_hash": b"\0" * 32}, pb.WRONG_SCHEMA, 4),
 }

@@ -96,8 +96,14 @@ class TestClock(asyncio.SelectorEventLoop):
         self.settle()
 
     def next_timer(self) -> float:
-        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        return min((timer.when() for timer in timers if not timer.cancelled()), default=float("inf"))
+        return min((timer.when() for timer in self._timers()), default=float("inf"))
+
+    def forget_timers(self) -> None:
+        for timer in self._timers():
+            timer.cancel()
+
+    def _timers(self) -> list[asyncio.TimerHandle]:
+        return [timer for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
 
 
 async def _settle(event: Callable[[], T]) -> T:
@@ -120,7 +126,7 @@ class Stream:
         )
         self.client_id, self.incarnation, self.round_id, self.row = caller.client_id, caller.incarnation, round_id, row
         self.frames = [decode_frame(frame, pb.MomentumHeader) for frame in tensor_frames(header, row, chunk_bytes)]
-        self.writes = True  # for a test to remember that it may be accepted
+        self.holds = False  # for a test to remember that it may be accepted
         self._sent: asyncio.Queue[Any] = asyncio.Queue()
         self.answer = server.loop.create_task(Reception(server.coordinator, self._arrive(), ANYBODY, self).receive())
 
@@ -277,8 +283,7 @@ class OfflineServer:
         for task in tasks:
             task.cancel()
         self.loop.run_until_complete(_ended(tasks))
-        if self.coordinator._timer is not None:
-            self.coordinator._timer.cancel()
+        self.loop.forget_timers()
         self.store.close()
 
 

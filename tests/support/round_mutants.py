@@ -10,6 +10,7 @@ import math
 
 from round_stage import Stage
 
+from ps.patience import Patience
 from ps.roster import Roster
 from ps.rounds import CloseRound, Phase, Rounds, Wait
 
@@ -54,39 +55,39 @@ class CountsADuplicateTwice(Rounds):
 class ForgetsTheGrace(Rounds):
     """Only answers and the deadline close a round."""
 
-    def _grace_over(self):
-        return math.inf if self._phase is Phase.COLLECTING else super()._grace_over()
+    def _wait_over(self):
+        return math.inf if self._phase is Phase.COLLECTING else super()._wait_over()
 
 
 class LetsTheGraceStartAnew(Rounds):
     """The grace counts from the last answer instead of from the one that was enough."""
 
-    def _grace_over(self):
-        if self._phase is Phase.COLLECTING and super()._grace_over() < math.inf:
-            return self._answered_at[-1] + self.policy.grace_s(self._answered_at[-1] - self._opened_at)
-        return super()._grace_over()
+    def _reached_at(self):
+        return None if super()._reached_at() is None else self._answered_at[-1]
 
 
 class CountsTheGraceFromTheDeadline(Rounds):
     """The grace is a multiple of the time that is left, not of the time taken."""
 
     def _grace_over(self):
+        return self._counted_from_the_deadline(super()._grace_over)
+
+    def _watch(self, now):
+        self._counted_from_the_deadline(lambda: Rounds._watch(self, now))
+
+    def _counted_from_the_deadline(self, act):
         opened_at, self._opened_at = self._opened_at, self._deadline - self.policy.round_deadline_s / 2
-        over = super()._grace_over()
+        value = act()
         self._opened_at = opened_at
-        return over
+        return value
 
 
 class ExpectsTheDead(Rounds):
     """The pace is max(n − f, q) whoever is dead: f silent members and one death hold every round to its deadline."""
 
-    def _grace_over(self):
-        if self._phase is Phase.JOINING:
-            return super()._grace_over()
+    def _reached_at(self):
         pace = self.policy.pace(self.policy.num_clients)
-        if len(self._answered_at) < pace or self.policy.period_s is not None:
-            return math.inf
-        return self._answered_at[pace - 1] + self.policy.grace_s(self._answered_at[pace - 1] - self._opened_at)
+        return self._answered_at[pace - 1] if len(self._answered_at) >= pace else None
 
 
 class WaitsForThoseThatNeverCome(Rounds):
@@ -231,6 +232,136 @@ class HurriesOnAPublicSchedule(Rounds):
     def _reason_to_close(self, now, was_overdue):
         all_there = self.policy.period_s is not None and len(self._answered) == self.policy.num_clients
         return "all_answered" if all_there else super()._reason_to_close(now, was_overdue)
+
+
+# -------------------------------------------------------------------- patience
+
+
+class WaitsOutEachGrace(Patience):
+    """Nobody is ever charged: silence costs every round its grace."""
+
+    def _charge(self, client_id, watch, now):
+        pass
+
+
+class GivesAFreeShareToWhoNeverAnswers(Patience):
+    """Standing is not lost."""
+
+    def in_good_standing(self, client_id):  # noqa: ARG002
+        return True
+
+
+class NeverForgives(Patience):
+    """An answer does not restore standing."""
+
+    def answered(self, client_id, now):
+        missed = self._missed[client_id]
+        super().answered(client_id, now)
+        self._missed[client_id] = missed
+
+
+class NeverRefills(Patience):
+    """What is spent is spent: who comes back is not waited for any more."""
+
+    def closed(self, owing, *, took, grace_s, now):  # noqa: ARG002
+        super().closed(owing, took=0.0, grace_s=grace_s, now=now)
+
+
+class RefillsWithoutEnd(Patience):
+    """Credit grows for ever: who behaves for an hour may then hold up rounds for minutes."""
+
+    def closed(self, owing, *, took, grace_s, now):  # noqa: ARG002
+        super().closed(owing, took=took, grace_s=math.inf, now=now)
+
+
+class ChargesNobodyThatLeaves(Patience):
+    """Who is gone just before the round closes has waited for nothing."""
+
+    def interrupt(self, now):
+        super().interrupt(now if self._watch is None else self._watch.since)
+
+
+class ChargesTheDead(Patience):
+    """Who was waited for and is gone is charged to the end of the round."""
+
+    def interrupt(self, now):
+        held = self._watch.on_credit if self._watch else ()
+        super().interrupt(now)
+        self.gone_since = dict.fromkeys(held, now) | getattr(self, "gone_since", {})
+
+    def closed(self, owing, *, took, grace_s, now):
+        gone_since, self.gone_since = getattr(self, "gone_since", {}), {}
+        super().closed(owing, took=took, grace_s=grace_s, now=now)
+        for client_id in gone_since.keys() - set(owing):
+            self._credit[client_id] -= min(now - gone_since[client_id], self._credit[client_id])
+
+
+class ChargesForTheServersSleep(Patience):
+    """A timer that comes late is charged to whoever was missing."""
+
+    def _charge(self, client_id, watch, now):
+        watch.grace_until = max(watch.grace_until, now)
+        super()._charge(client_id, watch, now)
+
+
+class ChargesTheFreeShareToo(Patience):
+    """A member as fast as the free share allows runs out of credit."""
+
+    def watch(self, owing, *, reached_at, took, grace_s, now):
+        super().watch(owing, reached_at=reached_at, took=took, grace_s=grace_s, now=now)
+        for client_id in self._watch.on_credit:
+            self._watch.on_credit[client_id] = reached_at
+
+
+class WaitsOnCreditThatDoesNotCover(Patience):
+    """Any credit is enough to be waited for."""
+
+    def watch(self, owing, *, reached_at, took, grace_s, now):
+        credit, self._credit = self._credit, [math.inf if credit > 0 else credit for credit in self._credit]
+        super().watch(owing, reached_at=reached_at, took=took, grace_s=grace_s, now=now)
+        self._credit = credit
+
+
+class TurnsDownForEver(Patience):
+    """Whom the credit did not cover once is not waited for on credit again."""
+
+    def closed(self, owing, *, took, grace_s, now):
+        turned_down = set(self._turned_down)
+        super().closed(owing, took=took, grace_s=grace_s, now=now)
+        self._turned_down = turned_down
+
+
+class GivesCreditToEachIncarnation(Rounds):
+    """Who joins anew has all the patience again."""
+
+    def live_changed(self, live, now):
+        self._patience.interrupt(now)
+        for client_id in live - self._live:
+            self._patience._credit[client_id] = self.policy.patience_s
+            self._patience._missed[client_id] = 0
+        return super().live_changed(live, now)
+
+
+class AsksForNoTickWhenPatienceIsOver(Rounds):
+    """The timer is set for the end of the grace."""
+
+    def next_tick(self, now):
+        due = super().next_tick(now)
+        return (
+            None
+            if due is None
+            else max(min(self._give_up if self._overdue else self._deadline, self._grace_over()), now)
+        )
+
+
+def impatient(bug: type[Patience]) -> type[Rounds]:
+    """Rounds with that kind of patience."""
+
+    def __init__(self, policy, *, start_round=0):  # noqa: N807
+        Rounds.__init__(self, policy, start_round=start_round)
+        self._patience.__class__ = bug
+
+    return type(bug.__name__, (Rounds,), {"__init__": __init__})
 
 
 # -------------------------------------------------------------------- roster
@@ -396,7 +527,12 @@ ROUNDS = (
     *(KeepsTheAnswersOfTheRoundBefore, WaitsForTheDead, WaitsAgainForOneThatRevived, NeverGivesUp),
     *(GivesUpAfterSleeping, ForgetsTheDeadlineAfterAResume, StartsFromTheBeginning),
     *(EndsBeforeWhatIsCommittedIsPublished, ForgetsToStop, WaitsInSilence, AsksForNoTickAtTheEndOfTheGrace),
-    *(GoesOnAfterTheEnd, HurriesOnAPublicSchedule),
+    *(GoesOnAfterTheEnd, HurriesOnAPublicSchedule, GivesCreditToEachIncarnation, AsksForNoTickWhenPatienceIsOver),
+)
+PATIENCE = (
+    *(WaitsOutEachGrace, GivesAFreeShareToWhoNeverAnswers, NeverForgives, NeverRefills, RefillsWithoutEnd),
+    *(ChargesNobodyThatLeaves, ChargesTheDead, ChargesForTheServersSleep, ChargesTheFreeShareToo),
+    *(WaitsOnCreditThatDoesNotCover, TurnsDownForEver),
 )
 ROSTER = (
     *(DoesNotEvict, InheritsTheLoss, ForgetsTheReconnection, LengthensTheGrace, HearsTheSuperseded, LetsTheDeadLive),
@@ -409,6 +545,7 @@ COORDINATOR = (
 
 MUTANTS: dict[str, type[Stage]] = {
     **{bug.__name__: type(bug.__name__, (Stage,), {"rounds_type": bug}) for bug in ROUNDS},
+    **{bug.__name__: type(bug.__name__, (Stage,), {"rounds_type": impatient(bug)}) for bug in PATIENCE},
     **{bug.__name__: type(bug.__name__, (Stage,), {"roster_type": bug}) for bug in ROSTER},
     **{bug.__name__: bug for bug in COORDINATOR},
 }

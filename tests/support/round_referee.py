@@ -115,6 +115,10 @@ class Referee:
         self.hopeless = False
         self.wait: Wait | None = None
         self.status: str | None = None
+        self.credit = [policy.patience_s] * policy.num_clients
+        self.vain = [0] * policy.num_clients  # rounds, one after the other, that waited for one in vain
+        self.turned_down: set[int] = set()
+        self.spent_to = now
 
     # what happened
 
@@ -124,9 +128,12 @@ class Referee:
             if now - (self.give_up if self.overdue else self.deadline) > self.policy.tardy_s:
                 self.give_up = max(self.give_up, now + self.policy.quorum_deadline_s)
             self.overdue = now >= self.deadline
+        if self.state == "open":
+            self.spend(now)
 
     def lives(self, live: frozenset[int], now: float) -> None:
         self.live = live
+        self.judge(now)
         if self.state == "joining":
             enough = len(live) >= max(self.policy.num_clients - self.policy.num_byzantine, self.policy.quorum)
             self.enough_since = min(self.enough_since, now) if enough else math.inf
@@ -136,6 +143,23 @@ class Referee:
         if self.state == "open" and round_id == self.round_id and client_id not in self.answers:
             self.answers[client_id] = now
             self.times.append(now)
+            self.vain[client_id] = 0
+            self.judge(now)
+
+    def spend(self, now: float) -> None:
+        """Nothing has changed since the last event: whoever was waited for beyond what is free has paid for it."""
+        for client_id in self.waited_for():
+            costs_from = max(self.spent_to, self.costs_from(client_id))
+            if costs_from < min(now, self.grace_over()):
+                self.credit[client_id] -= min(now, self.grace_over()) - costs_from
+                assert self.credit[client_id] >= 0, f"client {client_id} was waited for beyond its credit"
+        self.spent_to = now
+
+    def judge(self, now: float) -> None:
+        """Whose credit does not cover what is left of the grace is not waited for on credit in this round."""
+        for client_id in self.waited_for():
+            if self.credit[client_id] < self.grace_over() - max(now, self.costs_from(client_id)):
+                self.turned_down.add(client_id)
 
     def published(self, now: float) -> None:
         assert self.state == "closing", f"published while {self.state}"
@@ -160,11 +184,56 @@ class Referee:
         owing = len(self.live - answers.keys())
         if not owing:
             return -math.inf
-        pace = max(len(answers) + owing - policy.num_byzantine, policy.quorum)
-        if len(answers) < pace:
-            return self.deadline
-        reached = self.times[pace - 1]
-        return min(self.deadline, reached + max(policy.grace_floor_s, policy.grace_factor * (reached - self.opened_at)))
+        return min(self.deadline, self.waits_for_the_rest_until())
+
+    def reached_at(self) -> float:
+        """When the pace was reached; infinite: it was not."""
+        policy, answers = self.policy, self.answers
+        if self.state != "open" or len(answers) < policy.quorum:
+            return math.inf
+        pace = max(len(self.live | answers.keys()) - policy.num_byzantine, policy.quorum)
+        return self.times[pace - 1] if len(answers) >= pace else math.inf
+
+    def grace_s(self) -> float:
+        return max(self.policy.grace_floor_s, self.policy.grace_factor * (self.reached_at() - self.opened_at))
+
+    def grace_over(self) -> float:
+        return self.reached_at() + self.grace_s()
+
+    def free_until(self) -> float:
+        """Those in good standing are waited for so long, whatever it was they did before."""
+        free_s = self.policy.patience_share * (self.reached_at() - self.opened_at)
+        return self.reached_at() + min(self.grace_s(), free_s)
+
+    def waited_for(self) -> set[int]:
+        """On credit, once the pace is reached."""
+        if self.policy.period_s is not None or self.reached_at() == math.inf:
+            return set()
+        return set(self.live - self.answers.keys() - self.turned_down)
+
+    def costs_from(self, client_id: int) -> float:
+        return self.free_until() if self.vain[client_id] < 3 else self.reached_at()
+
+    def waits_for_the_rest_until(self) -> float:
+        if self.reached_at() == math.inf:
+            return math.inf
+        if self.waited_for():
+            return self.grace_over()
+        anybody = any(self.vain[client_id] < 3 for client_id in self.live - self.answers.keys())
+        return self.free_until() if anybody else self.reached_at()
+
+    def settle(self, action: CloseRound, now: float) -> None:
+        """The round closes: who was missed, and what is added to the credits."""
+        assert action.reason != "patience_over" or now < self.grace_over(), f"{action}: the grace is over"
+        if self.policy.period_s is None and self.reached_at() < math.inf:
+            if now >= self.free_until():
+                for client_id in self.live - self.answers.keys():
+                    self.vain[client_id] += 1
+            more = self.policy.patience_refill / max(self.policy.num_byzantine, 1)
+            for client_id, credit in enumerate(self.credit):
+                if credit < max(self.policy.patience_s, self.grace_s()):
+                    self.credit[client_id] += more * (self.reached_at() - self.opened_at)
+        self.turned_down.clear()
 
     def guaranteed_at(self) -> float:
         """When the open round must have closed because all honest members have answered; the others do not count."""
@@ -254,7 +323,7 @@ class Referee:
             assert action.deadline == now + policy.round_deadline_s, f"{action}: another deadline"
         self.state, self.answers, self.times, self.opened_at = "open", {}, [], now
         self.deadline, self.give_up = action.deadline, action.deadline + policy.quorum_deadline_s
-        self.wait, self.overdue = None, False
+        self.wait, self.overdue, self.spent_to = None, False, now
 
     def on_CloseRound(self, action: CloseRound, now: float) -> None:  # noqa: N802
         assert self.state == "open", f"{action} while {self.state}"
@@ -265,6 +334,7 @@ class Referee:
         if self.policy.period_s is None:
             assert len(action.answered) >= self.policy.quorum, f"{action} below the quorum"
         assert now >= self.closes_at(), f"{action} before {self.closes_at()}"
+        self.settle(action, now)
         self.state, self.closing_since = "closing", now
 
     def on_Wait(self, action: Wait, now: float) -> None:  # noqa: N802

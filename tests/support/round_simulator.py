@@ -5,24 +5,18 @@ loses, repeats and reorders; the others do anything that the protocol lets them;
 late, its clock jumps, it crashes between any two actions and starts again from what was committed. After every step
 the referees of :mod:`round_referee` assert what must hold.
 
-As many schedules as you like:     python tests/support/round_simulator.py --schedules 1000000 --seed 0
-One of them, told in full:         python tests/support/round_simulator.py --schedules 1 --seed 1234 --tell
+``make simulate`` plays as many as you like: see :mod:`simulate`.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from random import Random
-from time import perf_counter
 from typing import Any
 
 from round_stage import Stage, Step, replay, shortened
@@ -34,7 +28,7 @@ DELAYS = (0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 1.0, 2.0)
 GAPS = (0.25, 0.5, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0)
 RETRY_S = 1.0
 CRASHES, SLEEPS, STEPS = 3, 3, 10_000
-BYZANTINE = ("silent", "slow", "flapping", "storm", "anything", "absent")
+BYZANTINE = ("silent", "slow", "late", "flapping", "storm", "anything", "absent")
 
 
 def random_policy(rng: Random) -> RoundPolicy:
@@ -44,7 +38,7 @@ def random_policy(rng: Random) -> RoundPolicy:
         num_clients=n,
         num_byzantine=rng.randrange((n + 1) // 2),
         quorum=rng.randint(1, n),
-        rounds=rng.randint(1, 4),
+        rounds=rng.randint(1, 4) if rng.random() < 0.93 else rng.randint(6, 12),
         join_deadline_s=pick((2.0, 8.0, 16.0)),
         round_deadline_s=pick((2.0, 6.0, 12.0)),
         grace_factor=pick((0.0, 1.0, 2.0)),
@@ -54,6 +48,9 @@ def random_policy(rng: Random) -> RoundPolicy:
         margin_s=pick((0.0, 0.5, 1.5)),
         join_grace_s=pick((0.0, 0.5, 4.0)),
         tardy_s=pick((1.0, 5.0)),
+        patience_s=pick((0.0, 1.0, 2.0, 4.0, 8.0, inf)),
+        patience_share=pick((0.0, 0.5, 1.0)),
+        patience_refill=0.75,  # a dyadic share for each of 1, 2 and 3
     )
 
 
@@ -369,6 +366,17 @@ class Schedule:
             self.stage.do(self.stage.now, "push", client_id, self.incarnation[client_id], self.opened)
         self.at(self.stage.now + min(1.0, self.heartbeat_s), self.slow, client_id)
 
+    def late(self, client_id: int) -> None:
+        """Keep in touch, and answer when everybody else has: in time, too late, or not at all; then leave, perhaps."""
+        self.present(client_id)
+        stage = self.stage
+        others = stage.up and stage.referee.live - stage.referee.answers.keys() <= self.role.keys()
+        if others and self._random() < 0.3:
+            stage.do(stage.now, "push", client_id, self.incarnation[client_id], self.opened)
+            if self._random() < 0.25:
+                stage.do(stage.now, "leave", client_id, self.incarnation[client_id])
+        self.at(stage.now + min(0.5, self.heartbeat_s), self.late, client_id)
+
     def flapping(self, client_id: int) -> None:
         self.present(client_id)
         if self._random() < 0.7:
@@ -457,41 +465,3 @@ def told(seed: int, stage_type: type[Stage] = Stage) -> str:
     with suppress(Exception):  # the failure whose story this is
         Schedule(seed, stage_type).run(trace)
     return "\n".join(trace)
-
-
-def chunks(first: int, count: int, size: int = 2000) -> Iterator[range]:
-    for start in range(first, first + count, size):
-        yield range(start, min(start + size, first + count))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Play random schedules of rounds until one breaks a rule.")
-    parser.add_argument("--schedules", type=int, default=10_000, help="how many seeds")
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one for each core")
-    parser.add_argument("--tell", action="store_true", help="tell everything that happens")
-    given = parser.parse_args()
-    if given.tell:
-        for seed in range(given.seed, given.seed + given.schedules):
-            print(f"seed {seed}\n{told(seed)}")
-    began, seen, done = perf_counter(), Counter[str](), 0
-    pieces = list(chunks(given.seed, given.schedules))
-    with ProcessPoolExecutor(min(given.processes, len(pieces))) as pool:
-        try:
-            for piece, found in zip(pieces, pool.map(play_all, pieces), strict=True):
-                seen.update(found)
-                done += len(piece)
-                if sys.stderr.isatty():
-                    print(f"\r{done} of {given.schedules}", end="", file=sys.stderr, flush=True)
-        except AssertionError as failure:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise SystemExit(str(failure)) from None
-    took = perf_counter() - began
-    print(f"\r{done} schedules in {took:.0f} s ({done / took:.0f} a second), seeds {given.seed} to ", end="")
-    print(f"{given.seed + done - 1}: no rule was broken. Met:")
-    for what, times in sorted(seen.items()):
-        print(f"  {times:>10}  {what}")
-
-
-if __name__ == "__main__":
-    main()

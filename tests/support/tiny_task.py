@@ -8,6 +8,7 @@ import numpy as np
 
 from common.learning.datasets import Dataset, Split
 
+LONG_FEATURES = 999
 WIDE_FEATURES = 49_999
 BROAD_FEATURES, BROADEST_FEATURES = 149_999, 1_249_999
 
@@ -15,6 +16,11 @@ BROAD_FEATURES, BROADEST_FEATURES = 149_999, 1_249_999
 def blobs(_root: Path) -> Dataset:
     """Two overlapping clouds of four features; with ``logistic`` d = 10."""
     return _two_classes(features=4, samples=400)
+
+
+def long_blobs(_root: Path) -> Dataset:
+    """The same in so many features that ``logistic`` has d = 2,000: several of the smallest chunks."""
+    return _two_classes(features=LONG_FEATURES, samples=40)
 
 
 def wide_blobs(_root: Path) -> Dataset:

@@ -234,7 +234,7 @@ def test_every_refusal_has_a_name_and_a_number_that_stays() -> None:
         *("refusal_unspecified", "protocol_version", "wrong_run", "unknown_client", "bad_token", "configuration"),
         *("wrong_schema", "not_a_member", "superseded", "stale_round", "future_round", "late", "equivocation"),
         *("too_large", "truncated", "checksum", "malformed", "run_is_over", "row_busy", "too_many_calls"),
-        *("wrong_certificate", "revoked"),
+        *("wrong_certificate", "revoked", "suspended"),
     ]
     assert pb.RefusalKind.values() == list(range(len(names)))
     assert kind_name(77) == "unknown_77"

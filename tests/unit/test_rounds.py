@@ -27,6 +27,7 @@ def policy(clients: int = 20, byzantine: int = 4, quorum: int = 16, **changes) -
         "quorum_deadline_s": QUORUM_WAIT,
         "join_grace_s": JOIN_GRACE,
         "tardy_s": TARDY,
+        "patience_s": math.inf,
     }
     return RoundPolicy(**{**values, **changes})
 

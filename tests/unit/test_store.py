@@ -623,7 +623,7 @@ def test_a_store_made_in_one_thread_is_used_in_others(folder):
     def use():
         try:
             store.commit(prepared(store.latest().round_id + 1))
-            store.record_refusal("late", 1, 6)
+            store.record_refusals([RefusalCount("late", 1, 1, 6, 6)])
         except BaseException as error:
             failures.append(error)
 
@@ -647,8 +647,8 @@ def test_what_is_recorded_is_read_back_by_store_and_reader_while_the_run_goes_on
         store.record_round(metrics)
         store.record_evaluation(1, 0.8, math.nan, 10_000)
         for round_id in (1, 2):
-            store.record_refusal("late", 3, round_id)
-            store.record_refusal("unknown_client", None, round_id)
+            one = RefusalCount("late", 3, 1, round_id, round_id)
+            store.record_refusals([one, RefusalCount("unknown_client", None, 2, round_id, round_id)])
         reader = RunReader(tmp_path / "run")
         for source in (store, reader):
             assert source.rounds() == [metrics]
@@ -656,7 +656,7 @@ def test_what_is_recorded_is_read_back_by_store_and_reader_while_the_run_goes_on
             assert math.isnan(source.evaluations()[0].loss)
             assert source.refusals() == [
                 RefusalCount("late", 3, 2, 1, 2),
-                RefusalCount("unknown_client", None, 2, 1, 2),
+                RefusalCount("unknown_client", None, 4, 1, 2),
             ]
         store.record_evaluation(1, 0.9, 0.5, 10_000)
         assert reader.evaluations() == [EvaluationRecord(1, 0.9, 0.5, 10_000)]
@@ -669,7 +669,7 @@ def test_what_is_for_the_operator_lies_where_only_the_operator_looks(tmp_path):
     store, _ = create(tmp_path / "run")
     with store:
         store.record_round(RoundMetrics(1, 0.0, 0.1, missing=(3,)))
-        store.record_refusal("late", 3, 1)
+        store.record_refusals([RefusalCount("late", 3, 1, 1, 1)])
     assert not list((tmp_path / "run" / "public").iterdir())
     assert (tmp_path / "run" / "operator" / "metrics.sqlite").exists()
     assert (tmp_path / "run" / "operator").stat().st_mode & 0o777 == 0o700

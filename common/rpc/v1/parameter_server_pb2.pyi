@@ -67,11 +67,13 @@ class _RefusalKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalKi
     ROW_BUSY: _RefusalKind.ValueType  # 18
     """another stream is writing this identity's momentum"""
     TOO_MANY_CALLS: _RefusalKind.ValueType  # 19
-    """this identity holds too many calls at once"""
+    """this identity holds too many calls at once, joins too often, or repeats a momentum too often"""
     WRONG_CERTIFICATE: _RefusalKind.ValueType  # 20
     """the connection's certificate is not this identity's"""
     REVOKED: _RefusalKind.ValueType  # 21
     """the certificate has been revoked"""
+    SUSPENDED: _RefusalKind.ValueType  # 22
+    """this identity broke the protocol too often, and is out for a while; the message says how long"""
 
 class RefusalKind(_RefusalKind, metaclass=_RefusalKindEnumTypeWrapper):
     """Every reason for which the PS turns a message away."""
@@ -114,11 +116,13 @@ RUN_IS_OVER: RefusalKind.ValueType  # 17
 ROW_BUSY: RefusalKind.ValueType  # 18
 """another stream is writing this identity's momentum"""
 TOO_MANY_CALLS: RefusalKind.ValueType  # 19
-"""this identity holds too many calls at once"""
+"""this identity holds too many calls at once, joins too often, or repeats a momentum too often"""
 WRONG_CERTIFICATE: RefusalKind.ValueType  # 20
 """the connection's certificate is not this identity's"""
 REVOKED: RefusalKind.ValueType  # 21
 """the certificate has been revoked"""
+SUSPENDED: RefusalKind.ValueType  # 22
+"""this identity broke the protocol too often, and is out for a while; the message says how long"""
 Global___RefusalKind: _TypeAlias = RefusalKind  # noqa: Y015
 
 @_typing.final
