@@ -58,7 +58,7 @@ def collect(folder: Path, *, label: str | None = None, public: bool = False) -> 
         label=label or folder.resolve().name,
         run_id=reader.run_id,
         status=status.status,
-        message=status.message,
+        message=_publicly(status.status) if public else status.message,
         rounds=ledger.next_round,
         planned=ledger.genesis.rounds,
         parameters=reader.run.parameters,

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deploy.report.drawing import Drawing, number, plain_ticks
+from deploy.report.legends import legend_below, legend_height, line_style, short
 from deploy.report.model import Floats, RunData
-from deploy.report.palette import DASHES, INK, SERIES, SOFT
+from deploy.report.palette import INK, SERIES, SOFT
 from deploy.report.sampling import POINTS, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["legend_below", "legend_height", "line_style", "public_figures", "short"]
+__all__ = ["public_figures"]
 
 _WIDE = 1000.0  # between the largest and the smallest of a curve: then its axis is logarithmic
 
@@ -28,39 +29,6 @@ def public_figures(runs: Sequence[RunData]) -> list[Drawing]:
     if len(runs) == 1:
         figures += [*_release(runs[0]), *_displacement(runs[0])]
     return [figure for figure in figures if figure is not None]
-
-
-def line_style(place: int) -> dict[str, Any]:
-    """Colour and dashes of the run at a place: both differ between neighbours, and no two of forty agree."""
-    return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place % len(DASHES)]}
-
-
-def short(label: str, most: int = 26) -> str:
-    """A label that fits a legend; its end tells runs apart."""
-    cut = label if len(label) <= most else f"…{label[1 - most :]}"
-    return f" {cut}" if cut.startswith("_") else cut  # matplotlib leaves such names out
-
-
-def legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int = 0) -> None:
-    """Under the axes, where nothing else is."""
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower left",
-        ncols=columns or _columns(labels),
-        handlelength=2.4,
-        columnspacing=1.2,
-        borderaxespad=0.2,
-    )
-
-
-def legend_height(labels: Sequence[str]) -> int:
-    """Points that :func:`legend_below` needs for it."""
-    return 6 + 14 * -(-len(labels) // _columns(labels))
-
-
-def _columns(labels: Sequence[str]) -> int:
-    return min(len(labels), max(1, 48 // (max(map(len, labels), default=1) + 6)))
 
 
 def _over_each_other(

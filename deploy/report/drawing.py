@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deploy.report.palette import GRID, INK, PAPER, SOFT, as_variables
+from deploy.report.sampling import POINTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Drawing", "number", "plain_ticks"]
+__all__ = ["Drawing", "blockwise", "label_axes", "number", "or_empty", "plain_ticks", "unit_of"]
 
 _POINTS_PER_INCH = 72
 WIDTH = 340
@@ -146,7 +147,9 @@ def _drawn(drawing: Drawing) -> Iterator[Figure]:
 
 def number(value: float) -> str:
     """As short as it can be said: for an axis."""
-    return f"{value:.4g}" if 1e-4 <= abs(value) < 1e6 or value == 0 else f"{value:.3g}"
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.4g}" if 1e-4 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
 
 
 def plain_ticks(axis: Any) -> None:
@@ -164,3 +167,29 @@ def plain_ticks(axis: Any) -> None:
         decades = finer if len(finer) > 1 else [low, high]
     axis.set_major_locator(FixedLocator(decades[:: max(1, -(-len(decades) // 6))]))
     axis.set_minor_formatter(NullFormatter())
+
+
+def label_axes(axes: Axes, unit: str) -> None:
+    """Rounds along, ``unit`` up."""
+    axes.set_xlabel("round")
+    axes.set_ylabel(unit)
+    plain_ticks(axes.xaxis)
+    plain_ticks(axes.yaxis)
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """Factor and name of the unit in which so many seconds are best read."""
+    if not seconds < 1.0:
+        return 1.0, "s"
+    return (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+
+
+def blockwise(rounds: int, what: str = "each curve's value") -> str:
+    """What a caption says of a curve of so many rounds."""
+    size = -(-rounds // POINTS)
+    return f" A point is {what} of {size} rounds." if size > 1 else ""
+
+
+def or_empty(value: float | None) -> float | str:
+    """A cell of a CSV file."""
+    return "" if value is None or value != value else float(value)

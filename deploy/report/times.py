@@ -1,4 +1,4 @@
-"""Figures for the operator: where a round's time goes, who answered, what was done to the run."""
+"""Figures for the operator: where a round's time goes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deploy.report.curves import legend_below, legend_height, line_style, short
-from deploy.report.drawing import Drawing, plain_ticks
-from deploy.report.model import FaultSpan, Floats, Operations, RunData, percentiles_of
+from deploy.report.clients import answers, arrivals
+from deploy.report.drawing import Drawing, blockwise, label_axes, or_empty, plain_ticks, unit_of
+from deploy.report.lanes import draw_faults, lanes_of
+from deploy.report.legends import legend_below, legend_height, line_style, short
+from deploy.report.model import Floats, Operations, RunData, percentiles_of
 from deploy.report.palette import INK, PAPER, SERIES, SOFT, segment_colour
 from deploy.report.sampling import POINTS, blocks
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["comparing_figures", "lanes_of", "operator_figures", "unit_of"]
+__all__ = ["comparing_figures", "operator_figures"]
 
 _LANES = 14
 _SHARES = ((50.0, "p50"), (95.0, "p95"))
@@ -28,7 +30,7 @@ def operator_figures(run: RunData) -> list[Drawing]:
     facts = run.operations
     if facts is None or not len(facts.rounds):
         return []
-    figures = [_over_rounds(run, facts), _phases(facts), _percentiles(facts), _answers(run, facts), _arrivals(facts)]
+    figures = [_over_rounds(run, facts), _phases(facts), _percentiles(facts), answers(run, facts), arrivals(facts)]
     return [figure for figure in figures if figure is not None]
 
 
@@ -42,7 +44,7 @@ def comparing_figures(runs: Sequence[RunData]) -> list[Drawing]:
 
     def plot(figure: Figure, axes: Sequence[Axes]) -> None:
         handles = [axes[0].plot(xs, ys * scale, **line_style(place))[0] for _, place, (xs, ys) in curves]
-        _label(axes[0], f"time per round ({unit})")
+        label_axes(axes[0], f"time per round ({unit})")
         axes[0].set_ylim(bottom=0)
         legend_below(figure, handles, [short(run.label) for run, _, _ in curves])
 
@@ -57,31 +59,8 @@ def comparing_figures(runs: Sequence[RunData]) -> list[Drawing]:
     return [Drawing("latency", "Time per round", caption, plot, columns, rows, height=height, operator=True)]
 
 
-def unit_of(seconds: float) -> tuple[float, str]:
-    """Factor and name of the unit in which so many seconds are best read."""
-    if not seconds < 1.0:
-        return 1.0, "s"
-    return (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
-
-
-def lanes_of(faults: Sequence[FaultSpan]) -> list[tuple[str, list[FaultSpan]]]:
-    """Faults of one kind on the same targets share a lane of the timeline."""
-    lanes: dict[tuple[str, tuple[str, ...], str], list[FaultSpan]] = {}
-    for fault in faults:
-        if fault.began_round is not None:
-            lanes.setdefault((fault.do, fault.on, fault.detail), []).append(fault)
-    return [(do, held) for (do, _, _), held in lanes.items()]
-
-
 def _blocks(facts: Operations, percent: float) -> tuple[Floats, Floats]:
     return blocks(facts.rounds, facts.latency_s, lambda values: float(np.percentile(values, percent)))
-
-
-def _label(axes: Axes, unit: str) -> None:
-    axes.set_xlabel("round")
-    axes.set_ylabel(unit)
-    plain_ticks(axes.xaxis)
-    plain_ticks(axes.yaxis)
 
 
 def _over_rounds(run: RunData, facts: Operations) -> Drawing:
@@ -112,7 +91,7 @@ def _over_rounds(run: RunData, facts: Operations) -> Drawing:
         else:
             axes[0].set_ylim(bottom=0)
         if shown:
-            _faults(axes, shown, run.rounds)
+            draw_faults(axes, shown, run.rounds)
         axes[-1].set_xlabel("round")
         plain_ticks(axes[0].yaxis)
         plain_ticks(axes[-1].xaxis)
@@ -122,7 +101,7 @@ def _over_rounds(run: RunData, facts: Operations) -> Drawing:
         for round_id, latency in zip(facts.rounds, facts.latency_s, strict=True):
             yield int(round_id), float(latency)
 
-    caption = "θₜ available → θₜ₊₁ available." + _blockwise(len(facts.rounds))
+    caption = "θₜ available → θₜ₊₁ available." + blockwise(len(facts.rounds))
     if shown:
         caption += " Below: the faults of the scenario, numbered as in the table."
     if len(lanes) > len(shown):
@@ -138,23 +117,6 @@ def _over_rounds(run: RunData, facts: Operations) -> Drawing:
         panels=(150.0, 10.0 + 13.0 * len(shown)) if shown else (1.0,),
         operator=True,
     )
-
-
-def _faults(axes: Sequence[Axes], lanes: Sequence[tuple[str, list[FaultSpan]]], rounds: int) -> None:
-    for place, (_, faults) in enumerate(lanes):
-        colour = SERIES[place % len(SERIES)]
-        for fault in faults:
-            begin = fault.began_round or 0
-            end = rounds if fault.ended_round is None else fault.ended_round
-            if end > begin:
-                axes[1].barh(place, end - begin, left=begin, height=0.62, color=colour, alpha=0.8, linewidth=0)
-            else:
-                axes[1].plot([begin], [place], marker="D", markersize=4, color=colour)
-            axes[0].axvspan(begin, max(end, begin), color=SOFT, alpha=0.10, linewidth=0.6)
-    axes[1].set_yticks(range(len(lanes)), [f"{place + 1} {do}" for place, (do, _) in enumerate(lanes)])
-    axes[1].set_ylim(len(lanes) - 0.4, -0.6)
-    axes[1].tick_params(axis="y", length=0)
-    axes[1].grid(visible=False, axis="y")
 
 
 def _phases(facts: Operations) -> Drawing | None:
@@ -186,13 +148,13 @@ def _phases(facts: Operations) -> Drawing | None:
             ]
         if totals.max() > ceiling:  # one slow round would flatten all others
             axes[0].set_ylim(0, ceiling * scale)
-        _label(axes[0], f"time per round ({unit})")
+        label_axes(axes[0], f"time per round ({unit})")
         axes[0].margins(x=0.01)
         legend_below(figure, areas, names, columns=4)
 
     def rows() -> Iterator[Sequence[Any]]:
         for place, round_id in enumerate(facts.rounds):
-            yield int(round_id), *(_or_empty(facts.segments[name][place]) for name in names)
+            yield int(round_id), *(or_empty(facts.segments[name][place]) for name in names)
 
     caption = "The segments of a round, one on the other: they add up to its time."
     size = -(-len(facts.rounds) // POINTS)
@@ -237,7 +199,7 @@ def _percentiles(facts: Operations) -> Drawing | None:
 
     def rows() -> Iterator[Sequence[Any]]:
         for name, values in entries:
-            yield name, *map(_or_empty, values)
+            yield name, *map(or_empty, values)
 
     return Drawing(
         "percentiles",
@@ -251,90 +213,5 @@ def _percentiles(facts: Operations) -> Drawing | None:
     )
 
 
-def _answers(run: RunData, facts: Operations) -> Drawing:
-    def plot(figure: Figure, axes: Sequence[Axes]) -> None:
-        xs, ys = blocks(facts.rounds, facts.answered.astype(float), lambda values: float(values.min()))
-        handles = [
-            *axes[0].plot(xs, ys, drawstyle="steps-mid", **line_style(0)),
-            axes[0].axhline(run.clients, **line_style(2), linewidth=1.1),
-        ]
-        labels = ["answered", f"roster: {run.clients}"]
-        if run.quorum is not None:
-            handles.append(axes[0].axhline(run.quorum, **line_style(1), linewidth=1.1))
-            labels.append(f"quorum: {run.quorum}")
-        axes[0].set_ylim(0, run.clients * 1.08)
-        _label(axes[0], "answers (clients)")
-        legend_below(figure, handles, labels)
-
-    def rows() -> Iterator[Sequence[Any]]:
-        yield from zip(facts.rounds.tolist(), facts.answered.tolist(), strict=True)
-
-    caption = "Whose momenta were there when the round closed." + _blockwise(len(facts.rounds), "the fewest")
-    return Drawing("answers", "Answers", caption, plot, ("round", "answered"), rows, height=205, operator=True)
-
-
-def _arrivals(facts: Operations) -> Drawing | None:
-    known = [client for client in facts.clients if client.arrival_p50 is not None]
-    if not known:
-        return None
-    p50 = np.array([client.arrival_p50 or 0.0 for client in known])
-    p95 = np.array([client.arrival_p95 or 0.0 for client in known])
-    scale, unit = unit_of(float(np.percentile(p95, 95)))
-
-    def plot(figure: Figure, axes: Sequence[Axes]) -> None:
-        handles, labels = [], []
-        for place, (adversary, label, marker) in enumerate(
-            ((False, "honest: p50, bar to p95", "o"), (True, "adversary", "^"))
-        ):
-            chosen = [k for k, client in enumerate(known) if client.adversary == adversary]
-            if not chosen:
-                continue
-            ids = np.array([known[k].client_id for k in chosen])
-            colour = line_style(place)["color"]
-            axes[0].vlines(ids, p50[chosen] * scale, p95[chosen] * scale, color=colour, linewidth=1.0, alpha=0.7)
-            size = 4.5 if len(known) <= 60 else 2.0
-            handles += axes[0].plot(ids, p50[chosen] * scale, marker, color=colour, markersize=size)
-            labels.append(label)
-        axes[0].set_ylim(bottom=0)
-        _label(axes[0], f"after θₜ was available ({unit})")
-        axes[0].set_xlabel("client (id)")
-        legend_below(figure, handles, labels)
-
-    def rows() -> Iterator[Sequence[Any]]:
-        for client in facts.clients:
-            yield (
-                client.client_id,
-                client.answered,
-                client.missed,
-                _or_empty(client.arrival_p50),
-                _or_empty(client.arrival_p95),
-                _or_empty(client.upload_p50),
-                _or_empty(client.training_p50),
-                sum(client.refusals.values()),
-            )
-
-    caption = f"When each client's momentum was complete, in the {facts.looked_at} rounds that were looked at."
-    columns = (
-        "client",
-        "answered_rounds",
-        "missed_rounds",
-        "arrival_p50_s",
-        "arrival_p95_s",
-        "upload_p50_s",
-        "training_p50_unverified_s",
-        "refusals",
-    )
-    return Drawing("arrivals", "Arrivals", caption, plot, columns, rows, height=215, operator=True)
-
-
 def _mean(values: Floats) -> float:
     return float(values.mean())
-
-
-def _blockwise(rounds: int, what: str = "each curve's value") -> str:
-    size = -(-rounds // POINTS)
-    return f" A point is {what} of {size} rounds." if size > 1 else ""
-
-
-def _or_empty(value: float | None) -> float | str:
-    return "" if value is None or np.isnan(value) else float(value)

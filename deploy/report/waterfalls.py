@@ -39,7 +39,7 @@ def waterfall_of(
     per_round = max(1, min(most, 5 * MOST_CLIENTS))
     chosen = telling(np.array([record.latency_s for record in records.values()]), max(8, _MOST_SPANS // per_round))
     kept = [list(records.values())[place] for place in chosen]
-    segments = tuple(dict.fromkeys(name for record in kept for name in record.segments))
+    segments = tuple(dict.fromkeys(name for record in kept for name, took in record.segments.items() if took > 0))
     names = tuple(dict.fromkeys(span.name for record in kept for span in spans[record.round_id]))
     rounds = [_round(record, spans[record.round_id], segments, names) for record in kept]
     how = (
@@ -82,7 +82,12 @@ def _round(
         "n": record.answered,
         "m": list(record.missing[:MOST_CLIENTS]),
         "x": len(record.missing),
-        "s": [v for name, took in record.segments.items() for v in (segments.index(name), round(took * _MICRO))],
+        "s": [
+            v
+            for name, took in record.segments.items()
+            if took > 0
+            for v in (segments.index(name), round(took * _MICRO))
+        ],
         "c": len(by_end),
         "k": len(shown),
         "p": flat,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from deploy.report.lanes import lanes_of
 from deploy.report.model import ClientFacts, Operations, RunData, percentiles_of
-from deploy.report.times import lanes_of
 
 __all__ = [
     "MEANINGS",

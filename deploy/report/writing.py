@@ -55,6 +55,8 @@ def write_reports(
     runs = [
         collect(folder, label=label, public=public) for folder, label in zip(run_dirs, labels_of(run_dirs), strict=True)
     ]
+    if not out.parent.is_dir():  # before the drawing
+        raise StoreUnwritable(f"{out}: cannot be written: there is no folder {out.parent}; make it, or choose another")
     figures = figures_of(runs)
     mode = 0o644 if public else 0o600
     _write(out, render(runs, figures, public=public).encode(), mode)

@@ -127,7 +127,7 @@ def test_the_waterfalls_segments_fill_the_round_and_training_is_marked_unverifie
 def test_a_run_without_spans_has_a_waterfall_of_its_segments(open_page: OpenPage, pages: dict[str, str]):
     with open_page(pages["several"]) as shown:
         assert "no spans were recorded" in shown.page.locator("#run2-waterfall .said").text_content()
-        assert shown.page.locator("#run2-waterfall rect[data-segment]").count() == 12
+        assert shown.page.locator("#run2-waterfall rect[data-segment]").count() == 10
 
 
 def test_the_waterfall_is_drawn_anew_for_another_width(open_page: OpenPage, pages: dict[str, str]):

@@ -17,7 +17,7 @@ from service_machine import play
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "testing.md"
 SELDOM = {"frees_no_row", "sets_no_timer_for_the_lost"}
-"""Bugs that only some 50 runs show."""
+"""Bugs that it takes some hundred runs to show."""
 
 
 @pytest.mark.timeout(600)  # to shorten a failure takes five minutes at most
@@ -32,6 +32,7 @@ def test_what_was_seen_and_what_is_on_the_disk_agree_in_many_more_runs(first_see
     play(200, first_seed)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", [pytest.param(bug, marks=[pytest.mark.slow] * (bug in SELDOM)) for bug in BUGS])
 def test_the_machine_finds_planted_bugs(bug):
     assert found_in_run(bug), f"no run shows {bug}"

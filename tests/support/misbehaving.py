@@ -155,12 +155,11 @@ class Aftermath:
         """Median of a round in the run's second half, when the adversaries have had all they were given."""
         return median(record.latency_s for record in self.rounds[len(self.rounds) // 2 :])
 
-    def assert_held(self, counted: Row = lambda row: row, *, in_their_names: Collection[str] = ()) -> None:
+    def assert_held(self, counted: Row = lambda row: row) -> None:
         """The run is complete, its honest clients were in every round and unmolested, its ledger, model and memory
         are right.
 
-        ``counted`` makes what an adversary's identity is known to have sent of the attack's row; ``in_their_names`` are
-        refusals that others earned by saying that they were honest clients.
+        ``counted`` makes what an adversary's identity is known to have sent of the attack's row.
         """
         assert (self.summary["status"], self.honest_exit) == ("completed", 0), (self.summary, self.server.log())
         assert len(self.rounds) == self.experiment.training.rounds
@@ -168,7 +167,7 @@ class Aftermath:
         without = {record.round_id: missing for record in self.rounds if (missing := honest & set(record.missing))}
         assert not without, f"honest clients missed rounds: {without}\n{self.server.log()}"
         for client_id in honest:
-            assert set(self.refusals(client_id)) <= set(in_their_names), self.refusals(client_id)
+            assert not self.refusals(client_id), (client_id, self.refusals(client_id))
         self.assert_the_ledger_is_right()
         np.testing.assert_array_equal(self.server.theta(), expected_model(self.experiment, self.answered, counted))
         assert self.grown <= self.bound, f"{self.grown} bytes more, {self.bound} allowed"

@@ -7,7 +7,8 @@ import logging
 from contextlib import redirect_stdout
 
 from round_mutants import MUTANTS
-from round_simulator import Schedule, Stage
+from round_simulator import Schedule
+from round_stage import Stage
 from service_bugs import BUGS, planted
 from service_machine import Service, play
 
@@ -15,7 +16,7 @@ __all__ = ["found_in_run", "tables"]
 
 OF = 1000
 """Schedules that are played with each bug of the rounds."""
-RUNS = 300
+RUNS = 1000
 """Runs of the machine, at most, with each bug of the service."""
 
 
@@ -65,7 +66,7 @@ def tables() -> str:
 
 def table(head: str, cells: list[str], across: int) -> str:
     """So many entries side by side."""
-    rows = [head, "|".join(["---"] + ["---:"] * head.count("|"))]
+    rows = [head, " | ".join(["---"] + ["---:"] * head.count("|"))]
     lines = [f"| {' | '.join([row] * across)} |" for row in rows]
     lines += [f"| {' | '.join(cells[start : start + across])} |" for start in range(0, len(cells), across)]
     return "\n".join(lines)

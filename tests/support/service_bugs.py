@@ -18,7 +18,7 @@ from common.rpc.frames import Frame
 from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps import coordinator as coordinator_module
-from ps import journal, tensors
+from ps import journal, tensors, update
 from ps import round_maker as round_maker_module
 from ps import store as store_module
 from ps.coordinator import Coordinator
@@ -55,7 +55,7 @@ class Product:
     inbox_open, inbox_close, check = Inbox.open, Inbox.close, Membership.check
     schedule_tick, publish = Coordinator._schedule_tick, Coordinator._publish
     init_maker, open = RoundMaker.__init__, RunStore.open
-    release_round, policy_of = round_maker_module.release_round, coordinator_module.policy_of
+    release_round, policy_of = update.release_round, coordinator_module.policy_of
 
 
 # -------------------------------------------------------------------- the inbox

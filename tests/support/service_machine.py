@@ -8,7 +8,7 @@ makes rounds, when it gets to it; a clock; and a death at any named point of a r
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -128,18 +128,17 @@ class Service(ServiceStage):
     def goes(self, client_id: int, politely: bool) -> None:
         """Its stream ends, after a good-bye or without."""
         client = self.clients[client_id]
-        if client.member and (politely or client.stream is not None):
-            stream, client.stream, client.in_touch_until = client.stream, None, 0.0
-            if politely:
-                client.member = False
-                self.does(lambda: self.running.leave(client.callers[-1]))
-            else:
-                self.does(lambda: self.running.coordinator.members.detach(stream))
+        stream, client.stream, client.in_touch_until = client.stream, None, 0.0
+        if politely and client.member:
+            client.member = False
+            self.does(lambda: self.running.leave(client.callers[-1]))
+        elif stream is not None:
+            self.does(lambda: self.running.coordinator.members.detach(stream))
 
     def all_beat(self) -> None:
         for client in self.clients:
             if self.up and client.stream is not None:
-                self.does(lambda stream=client.stream: self.running.coordinator.members.heartbeat(stream))
+                self.does(partial(self.running.coordinator.members.heartbeat, client.stream))
                 self.heard(client)
 
     def heard(self, client: Client) -> None:

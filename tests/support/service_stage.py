@@ -25,6 +25,7 @@ from offline_server import Killed, OfflineServer, Rows, Stream, TestClock
 
 from common.config import Experiment
 from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.faults import IN_STORE
 from ps.membership import Attendance
 from ps.rounds import CloseRound, Phase, Rounds
 from ps.store import CommittedRound
@@ -132,10 +133,12 @@ class ServiceStage(RuleBasedStateMachine):
     def collecting(self) -> bool:
         return self.rounds.phase is Phase.COLLECTING
 
-    @initialize(kind=st.sampled_from(sorted(KINDS)))
-    def begins(self, kind: str) -> None:
+    @initialize(kind=st.sampled_from(sorted(KINDS)), dies_at=st.sampled_from((*5 * ("",), *IN_STORE)))
+    def begins(self, kind: str, dies_at: str) -> None:
+        """A new run; the server may die over θ_0."""
         self.experiment = KINDS[kind]
         self.private, self.scheduled = self.experiment.privacy.epsilon is not None, kind == "scheduled"
+        self.dies_at, self.dies_after = dies_at, 1
         self.starts()
         self.in_order = True
 
@@ -147,7 +150,8 @@ class ServiceStage(RuleBasedStateMachine):
         return self.up
 
     def starts(self) -> None:
-        with suppress(Killed):  # over θ_0
+        self.died = False
+        with suppress(Killed):
             self.server = OfflineServer(
                 self.folder,
                 self.experiment,

@@ -46,8 +46,8 @@
     const room = width - LEFT - RIGHT, x = (us) => LEFT + (room * us) / end;
     const bottom = HEAD + ROW * order.length, height = bottom + FOOT;
     const svg = document.createElementNS(NS, "svg");
-    for (const [key, value] of Object.entries({ width, height, role: "img", "font-size": 11,
-      "aria-label": `waterfall of round ${round.r}` })) svg.setAttribute(key, value);
+    for (const [key, value] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+      "font-size": 11, "aria-label": `waterfall of round ${round.r}` })) svg.setAttribute(key, value);
     const hatch = make(make(svg, "defs", {}), "pattern", { id: `${box.id}-hatch`, width: 5, height: 5,
       patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
     make(hatch, "rect", { width: 5, height: 5, style: "fill: var(--s4)", opacity: 0.35 });
