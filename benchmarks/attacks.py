@@ -190,9 +190,9 @@ def tables(rows: dict[Case, Row]) -> str:
         conditions,
         "## The mean and the trimmed mean, three partitions",
         f"Mean of seeds {', '.join(map(str, SEEDS))}, ± half the distance between them.",
-        _table(rows, [(f"{part}: {_short(rule)}", part, rule) for part, rule in main], SEEDS),
+        _table(rows, [(f"{part}: {short(rule)}", part, rule) for part, rule in main], SEEDS),
         f"## Every rule, {EVERY_RULE_ON}, seed {SEEDS[0]}",
-        _table(rows, [(_short(rule), EVERY_RULE_ON, rule) for rule in every], SEEDS[:1]),
+        _table(rows, [(short(rule), EVERY_RULE_ON, rule) for rule in every], SEEDS[:1]),
     ]
     return "\n\n".join(text) + "\n"
 
@@ -200,12 +200,12 @@ def tables(rows: dict[Case, Row]) -> str:
 def _table(rows: dict[Case, Row], columns: list[tuple[str, str, str]], seeds: tuple[int, ...]) -> str:
     lines = [f"| attack | {' | '.join(title for title, _, _ in columns)} |", "| --- |" + " --- |" * len(columns)]
     for attack in sorted(VARIANTS, key=lambda name: (name != "none", name)):
-        cells = [_cell(rows, attack, partition, rule, seeds) for _, partition, rule in columns]
+        cells = [cell(rows, attack, partition, rule, seeds) for _, partition, rule in columns]
         lines.append(f"| {attack} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cell(rows: dict[Case, Row], attack: str, partition: str, rule: str, seeds: tuple[int, ...]) -> str:
+def cell(rows: dict[Case, Row], attack: str, partition: str, rule: str, seeds: tuple[int, ...]) -> str:
     found = [rows.get(Case(attack, partition, rule, seed)) for seed in seeds]
     reached = [row.accuracy for row in found if row is not None]
     if not reached:
@@ -217,7 +217,7 @@ def _cell(rows: dict[Case, Row], attack: str, partition: str, rule: str, seeds: 
     return f"**{text}**" if calm and statistics.fmean(calm) - mean >= BROKEN else text
 
 
-def _short(rule: str) -> str:
+def short(rule: str) -> str:
     return {NNM: "NNM + trimmed mean"}.get(rule, rule.replace("_", " "))
 
 

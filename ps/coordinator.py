@@ -20,12 +20,13 @@ from common.config import Experiment
 from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem, publicly
 from common.rpc.frames import tensor_frames
 from common.rpc.refusals import Refused, kind_name
+from common.rpc.texts import shown
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps.broadcast import Broadcast
 from ps.faults import Fault, no_fault
 from ps.identity import Peer
 from ps.inbox import Inbox
-from ps.membership import Attendance, Membership, shown
+from ps.membership import Attendance, Membership
 from ps.roster import Roster
 from ps.round_maker import RoundMaker, Segments
 from ps.round_policy import RoundPolicy

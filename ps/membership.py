@@ -16,12 +16,13 @@ from hashlib import sha256
 
 from common.rpc import PROTOCOL_VERSION
 from common.rpc.refusals import Refused
+from common.rpc.texts import shown
 from common.rpc.v1 import parameter_server_pb2 as pb
 from ps.identity import Gate, Peer
 from ps.roster import Roster, Standing
 from ps.strikes import Strikes
 
-__all__ = ["Attendance", "Joining", "Membership", "shown"]
+__all__ = ["Attendance", "Joining", "Membership"]
 
 log = logging.getLogger("byzuldp.ps.membership")
 
@@ -312,9 +313,3 @@ class Membership:
     def _refuse_when_over(self) -> None:
         if self.over is not None:
             raise Refused(pb.RUN_IS_OVER, f"the run has ended: {self.over.status}: {self.over.message}")
-
-
-def shown(text: str) -> str:
-    """A peer's text, safe to print: short, on one line, without control characters."""
-    clean = "".join(c if c.isprintable() else "�" for c in text[:200])
-    return clean + ("…" if len(text) > 200 else "")

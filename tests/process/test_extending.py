@@ -25,4 +25,5 @@ def test_the_documents_own_experiment_runs_with_its_own_rule_attack_model_and_da
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["status"], summary["rule"], summary["attack"]) == ("completed", "mine:middle", "mine:shout")
+    assert summary["misbehaviour"] == ["mine:Stutter"]
     assert summary["final_accuracy"] > 0.6

@@ -22,7 +22,7 @@ SELDOM = {"frees_no_row", "sets_no_timer_for_the_lost"}
 
 @pytest.mark.timeout(600)  # to shorten a failure takes five minutes at most
 def test_what_was_seen_and_what_is_on_the_disk_agree_whatever_happens():
-    play(60)
+    play(40)
 
 
 @pytest.mark.slow
