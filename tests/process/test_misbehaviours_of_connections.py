@@ -152,6 +152,7 @@ def test_with_certificates_neither_a_members_own_nor_a_forged_one_speaks_for_ano
 # ---------------------------------------------------------------- not this protocol
 
 
+@pytest.mark.system  # for the time it takes
 @pytest.mark.parametrize("tls", [False, slow(True)])
 @pytest.mark.parametrize("name", ["garbage", "http1", "tls_confusion"])
 def test_what_is_not_this_protocol_is_hung_up_on(misbehave: Misbehave, name: str, tls: bool) -> None:

@@ -119,6 +119,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> bool:
     ]
 
 
+@pytest.mark.system  # for the time it takes
 def test_whatever_a_server_answers_a_client_ends_or_rejoins(caplog: pytest.LogCaptureFixture) -> None:
     sender(6, always_the_same=True)()
     assert quiet(caplog), caplog.text[-5000:]

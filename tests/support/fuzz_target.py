@@ -171,6 +171,13 @@ class Target:
         if reply.HasField("joined"):
             self.live.incarnation = reply.joined.incarnation
 
+    def earn_suspension(self) -> None:
+        """The fuzzer's identity breaks the protocol as often as it takes."""
+        self.join()
+        caller = pb.Caller(run_id=self.live.run_id, client_id=MINE, incarnation=self.live.incarnation)
+        for _ in range(self.server.experiment.network.strikes):
+            self._mine.push(0, np.zeros(1, dtype=np.float32), caller=caller, element_count=1 << 40)
+
     def _send(self, batch: Sequence[Recipe]) -> Counter[str]:
         """All of it at once; the refusals that were told."""
         wiretap = self.server.wiretap
