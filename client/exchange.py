@@ -198,12 +198,16 @@ class Exchange:
     # ---------------------------------------------------------------- rounds
 
     async def _train(self, next_round: int) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             model = await self._pull(next_round)
             pushes: list[asyncio.Task[None]] = []
             try:
+                began_at = loop.time()
                 async for client_id, momentum in self._produce(model):
-                    pushes.append(asyncio.create_task(self._push(client_id, model.round_id, momentum)))
+                    compute_s = loop.time() - began_at
+                    pushes.append(asyncio.create_task(self._push(client_id, model.round_id, momentum, compute_s)))
+                    began_at = loop.time()
                 await asyncio.gather(*pushes)
             finally:
                 await _cancel(*pushes)
@@ -274,7 +278,7 @@ class Exchange:
             "restored from a copy, and privacy spent since then is not in its ledger"
         )
 
-    async def _push(self, client_id: int, round_id: int, momentum: Momentum) -> None:
+    async def _push(self, client_id: int, round_id: int, momentum: Momentum, compute_s: float) -> None:
         caller = self.callers.get(client_id)
         if caller is None:
             return  # dropped since
@@ -287,6 +291,7 @@ class Exchange:
                 chunk_bytes=self._members.chunk_bytes,
                 deadline_s=self._network.deadline_of_round(4 * self._num_parameters, 1),
                 stub=self._members.stub(client_id),
+                compute_s=compute_s,
             )
         )
         if reply is None:

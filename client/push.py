@@ -33,6 +33,8 @@ class Push:
         float32 (d,).
     deadline_s
         Of one call.
+    compute_s
+        How long it took to compute.
     """
 
     caller: pb.Caller
@@ -42,6 +44,7 @@ class Push:
     chunk_bytes: int
     deadline_s: float
     stub: ParameterServerStub
+    compute_s: float = 0.0
 
     def header(self, **changes: Any) -> pb.MomentumHeader:
         """What announces it, but for the changes."""
@@ -50,6 +53,7 @@ class Push:
             "round_id": self.round_id,
             "schema_hash": self.schema_hash,
             "element_count": self.momentum.size,
+            "compute_s": self.compute_s,
         }
         return pb.MomentumHeader(**fields | changes)
 

@@ -22,11 +22,17 @@ PICTURE_WIDTH = 100
 
 # What a summary calls the parts of a round, in words.
 PHASES = {
+    "open": "open the round",
+    "first": "until the first momentum",
     "collect": "clients compute and send",
+    "grace": "wait for the rest",
+    "close": "close the round",
     "noise": "wait for the noise",
+    "transfer": "to the device",
     "aggregate": "aggregate",
     "step": "model step",
     "commit": "commit to disk",
+    "hold": "wait for the schedule",
     "publish": "publish",
 }
 

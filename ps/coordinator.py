@@ -28,11 +28,12 @@ from ps.identity import Peer
 from ps.inbox import Inbox
 from ps.membership import Attendance, Membership
 from ps.roster import Roster
-from ps.round_maker import RoundMaker, Segments
+from ps.round_maker import RoundMaker
 from ps.round_policy import RoundPolicy
 from ps.rounds import Action, CloseRound, EndRun, OpenRound, Phase, Rounds, Wait
 from ps.store import CommittedRound, RefusalCount, RoundMetrics, RunStore
 from ps.tally import Tally
+from ps.timing import RoundTiming
 
 __all__ = ["Coordinator", "Report"]
 
@@ -96,8 +97,7 @@ class Coordinator:
         self._pulls: set[asyncio.Event] = set()  # waiting for a round to open
         self._waiters: set[asyncio.Event] = set()  # waiting for anything else
         self._timer: asyncio.TimerHandle | None = None
-        self._available_at: float | None = None  # when θ of the open round became available
-        self._opened_at = 0.0
+        self._timing: RoundTiming | None = None  # of the round whose θ is available; the first one's begins with it
         self._bytes_down = self._bytes_up = 0
         self._errors_told: set[tuple[int, int]] = set()
         self._tally = Tally(self._write_refusals)
@@ -119,10 +119,12 @@ class Coordinator:
         return self._end
 
     async def _finish_round(self, closing: CloseRound, thread: ThreadPoolExecutor) -> None:
-        collect_s = time.perf_counter() - self._opened_at
+        timing = self._timing
+        assert timing is not None  # noqa: S101 - a round closes after it opened
         self._fault("round_closed")
         try:
-            committed, segments = await asyncio.get_running_loop().run_in_executor(thread, self.maker.make, closing)
+            making = asyncio.get_running_loop().run_in_executor(thread, self.maker.make, closing, timing)
+            committed = await making
         except ByzULDPError as problem:
             status = problem.status if isinstance(problem, RunEnded) else RunFailed.status
             if isinstance(problem, StoreProblem):
@@ -140,13 +142,14 @@ class Coordinator:
             self.store_problem = problem
             self._carry_out(self.rounds.stop(RunFailed.status, str(problem), self._now(), at_once=True))
             return
+        timing.ends("hold")
         self._fault("before_publish")
-        publishing_at = time.perf_counter()
         self._publish(committed)
+        timing.ends("publish")
+        self._timing = RoundTiming(committed.round_id, timing.available_at + timing.latency_s)
         self._carry_out(self.rounds.published(committed.round_id, self._now()))
         self._fault("published")
-        publish_s = time.perf_counter() - publishing_at
-        self._record(closing, {"collect": collect_s, **segments, "publish": publish_s})
+        self._record(closing, timing)
 
     async def _public_time(self, committed: CommittedRound) -> None:
         """On a public schedule, hold a model back until its time; one that is late says so, and the run's claim too."""
@@ -185,6 +188,7 @@ class Coordinator:
                     _wake(self._pulls)  # only now: with n of them, waking each at each arrival would cost n² a round
                 case CloseRound():
                     self.inbox.close()
+                    self._collected(action)
                     self._closing.put_nowait(action)
                 case Wait():
                     self._report({"event": "wait", "message": action.message, "seconds": action.until - self._now()})
@@ -203,9 +207,9 @@ class Coordinator:
         self._answered_by.clear()
         self._repeats.clear()
         self.maker.foresee(action.round_id)
-        self._opened_at = time.perf_counter()
-        if self._available_at is None:  # the first round of this process: θ has waited for clients, not for us
-            self._available_at = self._opened_at
+        if self._timing is None:  # the first round of this process: θ has waited for clients, not for us
+            self._timing = RoundTiming(action.round_id, self._now())
+        self._timing.ends("open")
         self.members.tell_all(pb.AttendEvent(round_opened=pb.RoundOpened(round_id=action.round_id)))
         self._fault("round_opened")
 
@@ -224,15 +228,23 @@ class Coordinator:
         self._broadcast = Broadcast(committed.round_id, frames)
         self._evaluate(committed)
 
-    def _record(self, closing: CloseRound, segments: Segments) -> None:
-        available_at = time.perf_counter()
-        latency_s = available_at - (self._available_at or self._opened_at)
-        self._available_at = available_at
+    def _collected(self, closing: CloseRound) -> None:
+        """The round has closed: say when the pace was reached, and that the wait for the rest is over."""
+        assert self._timing is not None  # noqa: S101 - a round closes after it opened
+        now = self._now()
+        if not closing.answered:
+            self._timing.ends("first", now)
+        self._timing.ends("collect", self.rounds.pace_reached_at or now)
+        self._timing.ends("grace", now)
+
+    def _record(self, closing: CloseRound, timing: RoundTiming) -> None:
+        latency_s = timing.latency_s
         metrics = RoundMetrics(
             round_id=closing.round_id,
-            started_at=time.time() - latency_s,
+            started_at=time.time() - (self._now() - timing.available_at),
             latency_s=latency_s,
-            segments=segments,
+            segments=timing.segments,
+            spans=timing.spans,
             answered=len(closing.answered),
             missing=closing.late,
             bytes_down=self._bytes_down,
@@ -330,6 +342,8 @@ class Coordinator:
         """A momentum is complete in the inbox; whoever sent it is alive."""
         self._fault("momentum_complete")
         self._answered_by[client_id] = incarnation
+        if self._timing is not None and len(self._answered_by) == 1:
+            self._timing.ends("first")
         self.members.seen(client_id)
         self._carry_out(self.rounds.momentum_complete(client_id, round_id, self._now()))
 
@@ -365,6 +379,13 @@ class Coordinator:
             )
             log.warning("%s", message)
             self._report({"event": "suspended", "client": client_id, "seconds": suspended_s, "message": message})
+
+    def took(
+        self, name: str, client_id: int, round_id: int, began_at: float, seconds: float, num_bytes: int = 0
+    ) -> None:
+        """Something of a round took time beside its critical path; what is of a round that is over comes too late."""
+        if self._timing is not None and self._timing.round_id == round_id:
+            self._timing.span(name, client_id, began_at, seconds, num_bytes)
 
     def count_bytes(self, *, down: int = 0, up: int = 0) -> None:
         """Payload that travelled, for the round's record."""

@@ -6,6 +6,7 @@ A momentum is refused on its header before any of its payload is accepted, and c
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from typing import Any
@@ -26,6 +27,9 @@ MomentumFrame = Frame[pb.MomentumHeader] | Malformed
 LONG_ROW_BYTES = 1 << 20
 """Beyond this, hashing a row on the event loop would keep heartbeats waiting."""
 
+MOST_COMPUTE_S = 1e6
+"""A client's account of its computing is believed up to here, for what it is worth."""
+
 _REFUSALS = {"order": pb.MALFORMED, "too_large": pb.TOO_LARGE, "incomplete": pb.MALFORMED, "checksum": pb.CHECKSUM}
 
 
@@ -38,6 +42,7 @@ class Reception:
         self._ps, self._inbox, self._frames, self._peer = coordinator, coordinator.inbox, frames, peer
         self._stream = stream
         self.client_id: int | None = None  # as the header claims
+        self._received_at = 0.0
 
     async def receive(self) -> pb.Accepted:
         """Take the whole momentum.
@@ -57,12 +62,15 @@ class Reception:
         if earlier is not None:
             self._ps.repeats(header.caller.client_id)
             return await self._compare(frame, earlier, header.caller)
+        began_at = time.monotonic()
         writer = self._begin(header)
         try:
             while True:
                 self._write(writer, frame)
                 if frame.trailer is not None:
-                    return await self._complete(writer, frame.trailer, header)
+                    accepted = await self._complete(writer, frame.trailer, header)
+                    self._timed(header, began_at)
+                    return accepted
                 frame = await self._next()
         except RowError as problem:
             raise self._as_refusal(problem, header) from None
@@ -112,12 +120,22 @@ class Reception:
             found = await asyncio.get_running_loop().run_in_executor(None, self._inbox.digest, writer)
         else:
             found = self._inbox.digest(writer)
+        self._received_at = time.monotonic()
         outcome = self._inbox.complete(writer, trailer.element_count, trailer.sha256, found)
         non_finite = outcome is Outcome.NON_FINITE
         if non_finite:
             self._ps.count("non_finite", writer.client_id)
         self._ps.arrived(writer.client_id, header.round_id, header.caller.incarnation)
         return pb.Accepted(non_finite=non_finite)
+
+    def _timed(self, header: pb.MomentumHeader, began_at: float) -> None:
+        """For the round's record: the transfer, what was done to it, and what the client says of its computing."""
+        who, round_id, now = header.caller.client_id, header.round_id, time.monotonic()
+        upload_s = self._received_at - began_at
+        self._ps.took("upload", who, round_id, began_at, upload_s, self._inbox.row_bytes)
+        self._ps.took("conditioning", who, round_id, self._received_at, now - self._received_at)
+        if 0.0 < header.compute_s < MOST_COMPUTE_S:
+            self._ps.took("training", who, round_id, began_at - header.compute_s, header.compute_s)
 
     async def _compare(self, frame: Frame[Any], earlier: bytes, caller: pb.Caller) -> pb.Accepted:
         """A second momentum for the same round is hashed, never written: the same is acknowledged, another refused.

@@ -7,7 +7,6 @@ noise → commit is held here; publishing takes what only the store can make, so
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,12 +19,10 @@ from ps.inbox import Inbox
 from ps.privacy.ledger import Budget, Ledger, LedgerEntry
 from ps.rounds import CloseRound
 from ps.store import CommittedRound, PreparedRound, RunStore
+from ps.timing import RoundTiming
 from ps.update import Mechanism, ServerState, advance, release_round
 
-__all__ = ["RoundMaker", "Segments"]
-
-Segments = dict[str, float]
-"""Seconds of each step; they follow one another, so they add up."""
+__all__ = ["RoundMaker"]
 
 
 class RoundMaker:
@@ -74,8 +71,8 @@ class RoundMaker:
         if self._noise is not None:
             self._noise.start(round_id, self._inbox.num_parameters)
 
-    def make(self, closing: CloseRound) -> tuple[CommittedRound, Segments]:
-        """Aggregate, add noise, step, commit.
+    def make(self, closing: CloseRound, timing: RoundTiming) -> CommittedRound:
+        """Aggregate, add noise, step, commit; ``timing`` is told when each of them ends.
 
         Raises
         ------
@@ -84,23 +81,25 @@ class RoundMaker:
         RunFailed, StoreProblem
             The model would be non-finite; it could not be made durable.
         """
-        lap, segments = _stopwatch()
+        timing.ends("close")
         round_id, mechanism = closing.round_id, self.mechanism
         self._refuse_beyond_budget(round_id)
         noise = None if self._noise is None else self._noise.of_round(round_id, self._inbox.num_parameters)
         self._fault("noise_taken")
-        lap("noise")
+        timing.ends("noise")
+        rows = self._inbox.rows()
+        timing.ends("transfer")
         released = release_round(
             mechanism,
             self._state,
-            self._inbox.rows(),
+            rows,
             closing.answered,
             noise,
             server_momentum=self._server_momentum(round_id),
             seed=self._seed,
         )
         self._fault("aggregated")
-        lap("aggregate")
+        timing.ends("aggregate")
         failure: RunFailed | None = None
         try:
             state = advance(self._state, released.vector, self._learning_rate(round_id), released.server_momentum)
@@ -111,7 +110,7 @@ class RoundMaker:
             state, failure = replace(self._state, round_id=round_id + 1), problem
         theta, momentum = state.theta.cpu().numpy(), state.momentum.cpu().numpy()
         self._fault("stepped")
-        lap("step")
+        timing.ends("step")
         entry = LedgerEntry(
             round_id=round_id,
             mechanism=self.ledger.genesis.mechanism,
@@ -137,10 +136,10 @@ class RoundMaker:
             )
         )
         self.ledger, self._state = next_ledger, state
-        lap("commit")
+        timing.ends("commit")
         if failure is not None:
             raise failure
-        return committed, segments
+        return committed
 
     def epsilon_spent(self) -> float | None:
         """The odometer, recomputed from the ledger; None without DP."""
@@ -154,16 +153,3 @@ class RoundMaker:
                 f"round {round_id} would exceed the budget of ε = {self.budget.epsilon:g}, δ = {self.budget.delta:g}; "
                 "the last model and the ledger are kept"
             )
-
-
-def _stopwatch() -> tuple[Callable[[str], None], Segments]:
-    segments: Segments = {}
-    last = time.perf_counter()
-
-    def lap(name: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        segments[name] = now - last
-        last = now
-
-    return lap, segments

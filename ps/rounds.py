@@ -160,6 +160,11 @@ class Rounds:
         return frozenset(self._answered)
 
     @property
+    def pace_reached_at(self) -> float | None:
+        """When the answer came that made the pace of the round that is open or closing; None: it has not."""
+        return None if self.policy.period_s is not None else self._reached_at()
+
+    @property
     def publish_at(self) -> float | None:
         """On a public schedule: when θ of the next round is to be published, not earlier; None: as soon as it can."""
         return None if self.policy.period_s is None else self._opened_at + self.policy.period_s
@@ -347,14 +352,14 @@ class Rounds:
 
     def _watch(self, now: float) -> None:
         """Once the pace is reached, look at who is still missing."""
-        reached_at = None if self.policy.period_s is not None else self._reached_at()
+        reached_at = self.pace_reached_at
         if reached_at is not None and self._owing:
             took = reached_at - self._opened_at
             grace_s = self.policy.grace_s(took)
             self._patience.watch(self._owing, reached_at=reached_at, took=took, grace_s=grace_s, now=now)
 
     def _settle_credits(self, now: float) -> None:
-        reached_at = None if self.policy.period_s is not None else self._reached_at()
+        reached_at = self.pace_reached_at
         took = 0.0 if reached_at is None else reached_at - self._opened_at
         self._patience.closed(self._owing, took=took, grace_s=self.policy.grace_s(took), now=now)
 

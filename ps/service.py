@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -177,20 +178,23 @@ class ParameterServerService:
             elif isinstance(answer, pb.RunFinished):
                 await context.write(encode_frame(header=pb.ModelHeader(run_finished=answer)))
             else:
-                await self._send(answer, context)
+                await self._send(answer, request.caller.client_id, context)
 
-    async def _send(self, model: Broadcast, context: Context) -> None:
+    async def _send(self, model: Broadcast, client_id: int, context: Context) -> None:
         """Send a model; who is too slow for it is told so, once it reads again."""
-        sent = 0
+        sent = num_bytes = 0
+        began_at = time.monotonic()
         await _begin(context)
         try:
             async with asyncio.timeout(self._transfer_s):
                 while (frame := model.frame(sent)) is not None:
                     await context.write(frame)
                     sent += 1
+                    num_bytes += len(frame)
                     self._ps.count_bytes(down=len(frame))
         except TimeoutError:
             pass
+        self._ps.took("download", client_id, model.round_id, began_at, time.monotonic() - began_at, num_bytes)
         if sent < model.count:
             await context.abort(
                 grpc.StatusCode.ABORTED,

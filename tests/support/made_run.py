@@ -16,6 +16,7 @@ from ps.main import _begin
 from ps.mechanism import noise_of, opened
 from ps.round_maker import RoundMaker
 from ps.rounds import CloseRound
+from ps.timing import RoundTiming
 
 Rows = Callable[[int, int], torch.Tensor]
 
@@ -60,7 +61,10 @@ def make_run(
                     writer = inbox.begin(client_id)
                     inbox.write(writer, 0, memoryview(row.numpy().tobytes()))
                     inbox.complete(writer, d, found := inbox.digest(writer), found)
-                maker.make(CloseRound(round_id, tuple(inbox.close()), absent(round_id), "all_answered"))
+                maker.make(
+                    CloseRound(round_id, tuple(inbox.close()), absent(round_id), "all_answered"),
+                    RoundTiming(round_id, 0.0),
+                )
             whole = rounds in (None, experiment.training.rounds)
             store.finish(status or ("completed" if whole else "interrupted"))
         except ByzULDPError as problem:

@@ -38,6 +38,7 @@ from ps.round_maker import RoundMaker
 from ps.round_policy import RoundPolicy
 from ps.rounds import CloseRound
 from ps.store import CommittedRound, RunStore
+from ps.timing import RoundTiming
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 T = TypeVar("T")
@@ -194,9 +195,9 @@ class OfflineServer:
             )
             make = maker.make
 
-            def made(closed: CloseRound) -> Any:
+            def made(closed: CloseRound, timing: RoundTiming) -> Any:
                 closing(closed, open_for_mechanism(inbox.rows()).numpy().copy())
-                return make(closed)
+                return make(closed, timing)
 
             maker.make = made  # type: ignore[method-assign]
             self.coordinator = Coordinator(

@@ -683,9 +683,12 @@ class MomentumHeader(_message.Message):
     ROUND_ID_FIELD_NUMBER: _builtins.int
     SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     ELEMENT_COUNT_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     schema_hash: _builtins.bytes
     element_count: _builtins.int
+    compute_s: _builtins.float
+    """how long the client says it took to compute this; nobody has verified it"""
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     def __init__(
@@ -695,10 +698,11 @@ class MomentumHeader(_message.Message):
         round_id: _builtins.int = ...,
         schema_hash: _builtins.bytes = ...,
         element_count: _builtins.int = ...,
+        compute_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "element_count", b"element_count", "round_id", b"round_id", "schema_hash", b"schema_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "compute_s", b"compute_s", "element_count", b"element_count", "round_id", b"round_id", "schema_hash", b"schema_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
