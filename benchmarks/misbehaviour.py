@@ -314,15 +314,27 @@ def table(rows: list[Row], share: float, load: tuple[float, float]) -> str:
     )
 
 
+def earlier(output: Path) -> list[Row]:
+    """The rows of the last run."""
+    path = output.with_suffix(".json")
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return [
+        Row(row["name"], [Run(**one) for one in row["runs"]], [Run(**one) for one in row["controls"]]) for row in stored
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", help="these misbehaviours")
+    parser.add_argument("--only", nargs="*", help="these misbehaviours; the others keep the rows that they have")
     parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--share", type=float, default=SHARE, help="of a core, for the adversary")
     parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()
     before = os.getloadavg()[0]
     rows = list(measured(arguments.only or list(MISBEHAVIOURS), arguments.repetitions, arguments.share))
+    if arguments.only:
+        again = {row.name: row for row in rows}
+        rows = [again.pop(row.name, row) for row in earlier(arguments.output)] + list(again.values())
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(table(rows, arguments.share, (before, os.getloadavg()[0])))
     arguments.output.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
