@@ -15,7 +15,7 @@ SCHEDULES  ?= 1000000
 help:
 	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
 	@echo "make test         the tests, under ten minutes (TESTS=tests/unit for a part)"
-	@echo "make test-system  the tests that need Debian packages"
+	@echo "make test-system  the tests that take longer, or need Debian packages"
 	@echo "make test-all     everything, the slow suite included"
 	@echo "make simulate     random lives of a run, a thousand a second on each core (SCHEDULES=$(SCHEDULES) SEED=$(or $(SEED),0))"
 	@echo "make chaos        every ready fault scenario in full, on every backend that works here (about half an hour)"

@@ -175,6 +175,7 @@ def test_a_launcher_killed_by_sigkill_leaves_nothing(start: Callable[..., Comman
     assert code == -signal.SIGKILL
 
 
+@pytest.mark.system  # for the time it takes
 def test_a_killed_client_is_shown_and_missed_and_the_run_completes(start: Callable[..., Command]) -> None:
     command = start("--set", "training.rounds=150", "--set", "federation.quorum=6")
     command.wait_for_rounds()

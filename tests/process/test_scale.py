@@ -48,6 +48,7 @@ def check(found, setting):
     assert found.peak.rss - found.idle.rss <= found.formula.total
 
 
+@pytest.mark.system  # for the time it takes
 def test_no_momentum_of_many_connections_is_lost(scale, tmp_path):
     setting = needing(scale.Setting(60, "small", rounds=3, processes=1, echo_rounds=0), scale)
     check(scale.measure(setting, tmp_path), setting)

@@ -78,6 +78,7 @@ def sender(target: Target, examples: int, *, always_the_same: bool) -> Callable[
     return send
 
 
+@pytest.mark.system  # for the time it takes
 def test_whatever_is_sent_is_answered_and_training_goes_on(target: Target) -> None:
     target.send(SILENT, joined=True)
     sender(target, 12, always_the_same=True)()
