@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import UsageProblem, nearest
 
-__all__ = ["check_parameters", "finite_number", "taken_of"]
+__all__ = ["check_parameters", "finite_number", "own_parameters", "taken_of"]
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -54,6 +54,12 @@ def taken_of(target: Callable[..., Any], available: Mapping[str, Any]) -> dict[s
         return dict(available)
     names = {item.name for item in parameters if item.kind in _NAMED}
     return {name: value for name, value in available.items() if name in names}
+
+
+def own_parameters(target: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only parameters, which a configuration gives, and their defaults; ``Parameter.empty`` for none."""
+    taken = inspect.signature(target).parameters.values()
+    return {item.name: item.default for item in taken if item.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def finite_number(owner: str, name: str, value: object, *, error: type[UsageProblem]) -> float:

@@ -75,11 +75,11 @@ def items_of(kind: str) -> list[Item]:
 
 
 def _attacks() -> list[Item]:
-    from adversary.attacks import ATTACKS
+    from adversary.attacks import describe_attacks
 
     return [
-        Item(name, _sentence(attack), _parameters(attack), {"needs": attack.needs, "source": attack.source})
-        for name, attack in sorted(ATTACKS.items())
+        Item(attack.name, attack.line, attack.parameters, {"needs": attack.needs, "source": attack.source})
+        for attack in describe_attacks()
     ]
 
 
@@ -154,10 +154,11 @@ def _sentence(target: object) -> str:
 
 
 def _parameters(target: Callable[..., Any]) -> dict[str, Any]:
-    """The keyword-only parameters: those that a configuration gives."""
-    named = [
-        item
-        for item in inspect.signature(target).parameters.values()
-        if item.kind is inspect.Parameter.KEYWORD_ONLY and item.name not in _GIVEN_BY_US
-    ]
-    return {item.name: "required" if item.default is inspect.Parameter.empty else item.default for item in named}
+    """Those that a configuration gives, and their defaults."""
+    from common.parameters import own_parameters
+
+    return {
+        name: "required" if default is inspect.Parameter.empty else default
+        for name, default in own_parameters(target).items()
+        if name not in _GIVEN_BY_US
+    }

@@ -32,7 +32,7 @@ from adversary.attacks.sign_flip import SignFlip
 from adversary.attacks.zero import Zero
 from common.errors import AttackError, nearest
 from common.learning.datasets import Dataset
-from common.parameters import check_parameters
+from common.parameters import check_parameters, own_parameters
 from common.plugins import load_plugin
 
 __all__ = [
@@ -98,11 +98,7 @@ def describe_attacks() -> list[Description]:
             name=name,
             line=inspect.cleandoc(attack.__doc__ or "").partition("\n")[0],
             needs=attack.needs,
-            parameters={
-                item.name: item.default
-                for item in inspect.signature(attack).parameters.values()
-                if item.kind is inspect.Parameter.KEYWORD_ONLY
-            },
+            parameters=own_parameters(attack),
             source=attack.source,
         )
         for name, attack in sorted(ATTACKS.items())

@@ -6,7 +6,6 @@ subclass of :class:`Misbehaviour`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +33,10 @@ from adversary.misbehaviour.timing import EleventhHour, Late
 from adversary.misbehaviour.wrong_contents import WrongCount, WrongDigest, WrongDtype, WrongSchema
 from adversary.misbehaviour.wrong_order import OverlappingChunks, ShuffledChunks
 from common.errors import AttackError, nearest
-from common.parameters import check_parameters, taken_of
+from common.parameters import check_parameters, own_parameters, taken_of
 from common.plugins import is_plugin, load_plugin
 
-__all__ = ["MISBEHAVIOURS", "Ground", "Kind", "Misbehaviour", "deal", "make_misbehaviours", "parameters_of"]
+__all__ = ["MISBEHAVIOURS", "Ground", "Kind", "Misbehaviour", "deal", "make_misbehaviours"]
 
 MISBEHAVIOURS: dict[str, type[Misbehaviour]] = {
     kind.name: kind
@@ -111,16 +110,10 @@ def make_misbehaviours(
     kinds = {name: _kind(name, folders) for name in names}
     for name, value in parameters.items():
         if not any(taken_of(kind, {name: value}) for kind in kinds.values()):
-            known = sorted({key for kind in kinds.values() for key in parameters_of(kind)})
+            known = sorted({key for kind in kinds.values() for key in own_parameters(kind)})
             hint = nearest(name, known) if known else "it has none"
             raise AttackError(f"misbehaviour {', '.join(names)} has no parameter {name!r}: {hint}")
     return {name: _built(name, kind, parameters) for name, kind in kinds.items()}
-
-
-def parameters_of(kind: type[Misbehaviour]) -> dict[str, Any]:
-    """A misbehaviour's own parameters and their defaults."""
-    taken = inspect.signature(kind).parameters.values()
-    return {item.name: item.default for item in taken if item.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def _kind(name: str, folders: Sequence[Path]) -> type[Misbehaviour]:

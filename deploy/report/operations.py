@@ -16,6 +16,7 @@ from deploy.report.sampling import telling
 from deploy.report.waterfalls import waterfall_of
 from ps.reader import RunReader
 from ps.records import RefusalCount, RoundMetrics, Span
+from ps.timing import SEGMENTS
 
 __all__ = ["DISTURBED", "VERDICT", "operations_of"]
 
@@ -24,21 +25,6 @@ VERDICT, DISTURBED = "verdict.json", "disturbed"
 
 _ROUNDS_LOOKED_AT = 200
 _SPANS_LOOKED_AT = 200_000
-
-_ORDER = (
-    "open",
-    "first",
-    "collect",
-    "grace",
-    "close",
-    "noise",
-    "transfer",
-    "aggregate",
-    "step",
-    "commit",
-    "hold",
-    "publish",
-)
 
 
 def operations_of(reader: RunReader, experiment: Experiment | None, num_clients: int) -> Operations:
@@ -87,7 +73,7 @@ def operations_of(reader: RunReader, experiment: Experiment | None, num_clients:
 
 def _segments(records: Sequence[RoundMetrics]) -> dict[str, Floats]:
     found = dict.fromkeys(name for record in records for name in record.segments)
-    names = [name for name in _ORDER if name in found] + [name for name in found if name not in _ORDER]
+    names = [name for name in SEGMENTS if name in found] + [name for name in found if name not in SEGMENTS]
     return {name: np.array([record.segments.get(name, np.nan) for record in records], float) for name in names}
 
 

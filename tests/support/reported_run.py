@@ -17,24 +17,11 @@ from ps.journal import next_head
 from ps.privacy.rows import LedgerEntry, from_json
 from ps.reader import RunReader
 from ps.records import EvaluationRecord, Records, RefusalCount, RoundMetrics, Span
+from ps.timing import SEGMENTS
 
-__all__ = ["PRIVATE", "add_chaos", "make_reported_run", "measure", "stretch"]
+__all__ = ["PRIVATE", "SEGMENTS", "add_chaos", "make_reported_run", "measure", "stretch"]
 
 PRIVATE: Mapping[str, Any] = {"epsilon": 3.0, "delta": 1e-3}
-SEGMENTS = [  # in the order of a round
-    "open",
-    "first",
-    "collect",
-    "grace",
-    "close",
-    "noise",
-    "transfer",
-    "aggregate",
-    "step",
-    "commit",
-    "hold",
-    "publish",
-]
 _SHARES = np.array([0.01, 0.32, 0.4, 0.1, 0.005, 0.004, 0.0, 0.06, 0.015, 0.05, 0.0, 0.02])
 
 
