@@ -50,7 +50,7 @@ class RoundTiming:
     def __init__(self, round_id: int, available_at: float) -> None:
         self.round_id, self.available_at, self._last = round_id, available_at, available_at
         self._ends: list[tuple[str, float]] = []
-        self._spans: list[Span] = []
+        self._spans: dict[tuple[str, int | None], Span] = {}
 
     def ends(self, segment: str, at: float | None = None) -> None:
         """A segment ends, and the next begins; at once, or at a time that has been noted.
@@ -61,8 +61,11 @@ class RoundTiming:
         self._ends.append((segment, self._last))
 
     def span(self, name: str, client_id: int | None, began_at: float, seconds: float, num_bytes: int = 0) -> None:
-        """Something took time beside all that; see :data:`ps.spans.NAMES`."""
-        self._spans.append(Span(name, client_id, began_at - self.available_at, seconds, num_bytes))
+        """Something took time beside all that; see :data:`ps.spans.NAMES`.
+
+        Of one kind each client has one a round, the latest: a peer that asks again and again must not fill the record.
+        """
+        self._spans[name, client_id] = Span(name, client_id, began_at - self.available_at, seconds, num_bytes)
 
     @property
     def latency_s(self) -> float:
@@ -81,4 +84,4 @@ class RoundTiming:
 
     @property
     def spans(self) -> Sequence[Span]:
-        return self._spans
+        return tuple(self._spans.values())

@@ -55,6 +55,14 @@ def test_bytes_that_are_no_spans_are_refused(damage: bytes) -> None:
         unpack(damage)
 
 
+def test_who_does_the_same_again_and_again_in_a_round_is_recorded_once() -> None:
+    timing = RoundTiming(0, 0.0)
+    for number in range(1000):
+        timing.span("download", 3, float(number), 0.5, 40)
+    timing.span("download", 4, 1.0, 0.5, 40)
+    assert timing.spans == (Span("download", 3, 999.0, 0.5, 40), Span("download", 4, 1.0, 0.5, 40))
+
+
 def test_a_recorded_round_of_twenty_costs_little() -> None:
     """Not a benchmark: what is recorded for a client is a few small objects, and 21 bytes a span."""
     timing = RoundTiming(0, 0.0)
