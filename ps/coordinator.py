@@ -62,6 +62,8 @@ class Coordinator:
         Told what an onlooker may see.
     evaluate
         Offered every committed model.
+    observe
+        Given the record of every round, once its model is published. It must return at once.
     fault
         A test's hook: see :mod:`ps.faults`.
     """
@@ -76,6 +78,7 @@ class Coordinator:
         membership: Callable[[Roster, Callable[[], float], Callable[[], None]], Membership],
         report: Report,
         evaluate: Callable[[CommittedRound], None],
+        observe: Callable[[RoundMetrics], None] = lambda _: None,
         fault: Fault = no_fault,
     ) -> None:
         network = experiment.network
@@ -88,7 +91,7 @@ class Coordinator:
             reconnect_grace_s=2 * network.heartbeat_s,
         )
         self.members = membership(roster, self._now, self._live_changed)
-        self._report, self._evaluate, self._fault = report, evaluate, fault
+        self._report, self._evaluate, self._observe, self._fault = report, evaluate, observe, fault
         self._end: EndRun | None = None
         self.store_problem: StoreProblem | None = None
         """Why no more rounds can be committed: the run folder cannot be used as it is."""
@@ -252,6 +255,7 @@ class Coordinator:
         )
         with _best_effort():
             self.store.record_round(metrics)
+        self._observe(metrics)
         self._tally.flush()
         self._bytes_down = self._bytes_up = 0
         self._report(
