@@ -60,8 +60,9 @@ def refusal_of(refusal: pb.Refusal) -> str:
     return shown(refusal.message, MESSAGE_CHARACTERS)
 
 
-def end_of(finished: pb.RunFinished, releases: int | None = None) -> Outcome:
+def end_of(finished: pb.RunFinished) -> Outcome:
     """How the run ended; with a status that this version does not know, it failed."""
+    releases = finished.releases if finished.HasField("releases") else None
     status, message = finished.status, shown(finished.message, MESSAGE_CHARACTERS)
     if status not in KNOWN_STATUSES:
         return Outcome(RunFailed.status, f"it ended with the unknown status {shown(status)!r}: {message}", releases)

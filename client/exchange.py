@@ -17,7 +17,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -40,7 +40,6 @@ log = logging.getLogger("byzuldp.client")
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 3.0
 LEAVE_S = 1.0  # for a client that will not, or may not, wait any longer
-IN_ORDER_S = 1.0  # for the Attend stream to tell in order what a pull told already
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class Exchange:
             raise Rejoin("nobody attends")
         except Over as over:
             await members.leave()
-            return over.outcome
+            return self._believed(over.outcome)
         finally:
             await _cancel(*tasks)
 
@@ -184,16 +183,18 @@ class Exchange:
         """Raise what the first of them learns: that the run is over, or that the server is gone."""
         while attending:
             await asyncio.wait({*attending, training, again}, return_when=asyncio.FIRST_COMPLETED)
-            if training.done() and isinstance(training.exception(), Over):
-                ended, _ = await asyncio.wait(attending, timeout=IN_ORDER_S, return_when=asyncio.FIRST_COMPLETED)
-                in_order = [task for task in ended if isinstance(task.exception(), Over)]
-                (in_order[0] if in_order else training).result()
             for task in [task for task in attending if task.done()]:
                 attending.remove(task)  # its identities have been dropped
                 task.result()
             for task in (training, again):
                 if task.done():
                     task.result()
+
+    def _believed(self, outcome: Outcome) -> Outcome:
+        """Of releases there were no fewer than this process has seen, whatever it is told."""
+        if outcome.releases is None:
+            return outcome
+        return replace(outcome, releases=max(outcome.releases, self._seen.round_id))
 
     # ---------------------------------------------------------------- rounds
 

@@ -261,7 +261,6 @@ class Membership:
         callers = [self._callers[client_id] for client_id in line.ids if client_id in self._callers]
         if not callers:
             return
-        opened: int | None = None  # the last round that this stream told of
         call = line.stub.Attend(timeout=None)  # lives as long as the run: heartbeats and keepalive bound its silence
         beats = asyncio.create_task(self._beat(call, callers, self._errors[callers[0].client_id]))
         try:
@@ -272,12 +271,8 @@ class Membership:
                 match event.WhichOneof("event"):
                     case "evicted":
                         self._evicted(event.evicted.client_id)
-                    case "round_opened":
-                        opened = event.round_opened.round_id
                     case "run_finished":
-                        # Events come in order: the round told of last was open until the end, or released at the end.
-                        releases: int | None = None if opened is None else opened + 1
-                        raise Over(end_of(event.run_finished, releases))
+                        raise Over(end_of(event.run_finished))
                     case "refusal":
                         self.refused(event.refusal, callers[0].client_id if len(callers) == 1 else None)
                 if not any(caller.client_id in self._callers for caller in callers):

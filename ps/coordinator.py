@@ -33,6 +33,7 @@ from ps.round_policy import RoundPolicy
 from ps.rounds import Action, CloseRound, EndRun, OpenRound, Phase, Rounds, Wait
 from ps.store import CommittedRound, RefusalCount, RoundMetrics, RunStore
 from ps.tally import Tally
+from ps.timeouts import Timeouts
 from ps.timing import RoundTiming
 
 __all__ = ["Coordinator", "Report"]
@@ -99,6 +100,7 @@ class Coordinator:
         self._closing: asyncio.Queue[CloseRound | None] = asyncio.Queue()
         self._pulls: set[asyncio.Event] = set()  # waiting for a round to open
         self._waiters: set[asyncio.Event] = set()  # waiting for anything else
+        self._timeouts = Timeouts()
         self._timer: asyncio.TimerHandle | None = None
         self._timing: RoundTiming | None = None  # of the round whose θ is available; the first one's begins with it
         self._bytes_down = self._bytes_up = 0
@@ -199,7 +201,7 @@ class Coordinator:
                     log.info("the run ended: %s: %s", action.status, action.message)
                     self._end = action
                     # Everybody is told the status alone: the message may name clients, or quote what a rule saw.
-                    self.members.finish(action.status, publicly(action.status))
+                    self.members.finish(action.status, publicly(action.status), releases=self.maker.releases)
                     self._closing.put_nowait(None)
                     _wake(self._pulls)
         self._schedule_tick()
@@ -213,7 +215,6 @@ class Coordinator:
         if self._timing is None:  # the first round of this process: θ has waited for clients, not for us
             self._timing = RoundTiming(action.round_id, self._now())
         self._timing.ends("open")
-        self.members.tell_all(pb.AttendEvent(round_opened=pb.RoundOpened(round_id=action.round_id)))
         self._fault("round_opened")
 
     def _publish(self, committed: CommittedRound) -> None:
@@ -315,7 +316,7 @@ class Coordinator:
         try:
             # A peer's number: only a comparison that NaN fails may let it near the event loop's timers.
             limit = self.experiment.network.rpc_deadline_s
-            async with asyncio.timeout(wait_s if 0.0 <= wait_s <= limit else limit if wait_s > limit else 0.0):
+            with self._timeouts.within(wait_s if 0.0 <= wait_s <= limit else limit if wait_s > limit else 0.0):
                 while self.members.over is None and not condition():
                     changed.clear()
                     await changed.wait()

@@ -284,14 +284,11 @@ class Membership:
             attendance.callers.pop(caller.client_id, None)
         self._live_changed()
 
-    def tell_all(self, event: pb.AttendEvent) -> None:
+    def finish(self, status: str, message: str, *, releases: int) -> None:
+        """The run is over, after so many releases: every process is told, and nobody joins any more."""
+        self.over = pb.RunFinished(status=status, message=message, releases=releases)
         for attendance in self._attendances:
-            attendance.tell(event)
-
-    def finish(self, status: str, message: str) -> None:
-        """The run is over: every process is told, and nobody joins any more."""
-        self.over = pb.RunFinished(status=status, message=message)
-        self.tell_all(pb.AttendEvent(run_finished=self.over))
+            attendance.tell(pb.AttendEvent(run_finished=self.over))
 
     async def all_left(self, deadline_s: float) -> bool:
         """Wait until nobody is left; False if somebody was when the time was over.

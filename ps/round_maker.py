@@ -141,6 +141,11 @@ class RoundMaker:
             raise failure
         return committed
 
+    @property
+    def releases(self) -> int:
+        """How many rounds are in the ledger."""
+        return len(self.ledger.entries)
+
     def epsilon_spent(self) -> float | None:
         """The odometer, recomputed from the ledger; None without DP."""
         if self.budget is None:

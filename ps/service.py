@@ -135,7 +135,7 @@ class ParameterServerService:
         event: pb.AttendEvent | None = None
         while event is None or event.WhichOneof("event") not in ("run_finished", "refusal"):
             try:
-                async with asyncio.timeout(self._beat_s):
+                with self._streams.timeouts.within(self._beat_s):
                     event = await attendance.events.get()
             except TimeoutError:
                 event = pb.AttendEvent(heartbeat=pb.Heartbeat())
@@ -150,7 +150,7 @@ class ParameterServerService:
         """Heartbeats and errors, until the stream ends or falls silent; refused when it breaks the protocol."""
         while True:
             try:
-                async with asyncio.timeout(self._network.liveness_s):
+                with self._streams.timeouts.within(self._network.liveness_s):
                     request = await anext(requests, None)
             except TimeoutError:
                 return
@@ -181,19 +181,25 @@ class ParameterServerService:
                 await self._send(answer, request.caller.client_id, context)
 
     async def _send(self, model: Broadcast, client_id: int, context: Context) -> None:
-        """Send a model; who is too slow for it is told so, once it reads again."""
+        """Send a model; who is too slow for it is told so, once it reads again.
+
+        The first frame has no deadline: gRPC sends the initial metadata with it, and a call that is ended in the middle
+        of that never ends (see :func:`_begin`). It is one frame, which counts as any other that is stuck.
+        """
         sent = num_bytes = 0
         began_at = time.monotonic()
-        await _begin(context)
-        try:
-            async with asyncio.timeout(self._transfer_s):
-                while (frame := model.frame(sent)) is not None:
+        left_s = self._transfer_s
+        with suppress(TimeoutError):
+            while left_s > 0 and (frame := model.frame(sent)) is not None:
+                if sent:
+                    with self._streams.timeouts.within(left_s):
+                        await context.write(frame)
+                else:
                     await context.write(frame)
-                    sent += 1
-                    num_bytes += len(frame)
-                    self._ps.count_bytes(down=len(frame))
-        except TimeoutError:
-            pass
+                sent += 1
+                num_bytes += len(frame)
+                self._ps.count_bytes(down=len(frame))
+                left_s = began_at + self._transfer_s - time.monotonic()
         self._ps.took("download", client_id, model.round_id, began_at, time.monotonic() - began_at, num_bytes)
         if sent < model.count:
             await context.abort(
@@ -207,7 +213,7 @@ class ParameterServerService:
         async with self._streams.opened(context) as stream:
             reception = Reception(self._ps, frames, self._peer(context), stream)
             try:
-                async with asyncio.timeout(self._transfer_s):
+                with self._streams.timeouts.within(self._transfer_s):
                     return pb.PushReply(accepted=await reception.receive())
             except Refused as refused:
                 reason = refused

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
@@ -20,6 +20,7 @@ from grpc.aio import ServicerContext
 from common.rpc.frames import Malformed, Oversized
 from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
+from ps.timeouts import Timeouts
 
 __all__ = ["Stream", "Streams", "intact"]
 
@@ -29,12 +30,36 @@ Context = ServicerContext[Any, Any]
 
 
 class Stream:
-    """One open call."""
+    """One open call, from its first moment on; it is counted until gRPC is rid of it, which may be much later.
 
-    def __init__(self, all_of_them: Streams) -> None:
-        self._all, self._task = all_of_them, asyncio.current_task()
+    Used as ``async with streams.opened(context) as stream``.
+    """
+
+    __slots__ = ("_all", "_context", "_pushed_out", "_task", "client_id", "gone", "waiting")
+
+    def __init__(self, all_of_them: Streams, context: Context) -> None:
+        self._all, self._context, self._task = all_of_them, context, asyncio.current_task()
         self.client_id: int | None = None  # whose it is, once that has been shown
-        self.waiting = self.pushed_out = self.gone = False
+        self.waiting = self._pushed_out = self.gone = False
+
+    async def __aenter__(self) -> Stream:
+        if not self._all.admit(self):
+            await self._context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._all.most_strangers} streams are open that have not shown whose they are "
+                "(network.max_strangers)",
+            )
+        self._context.add_done_callback(self._ended)  # type: ignore[arg-type]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _problem: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if self._pushed_out and kind is asyncio.CancelledError:
+            await self._context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "this stream has not shown whose it is, and gave way to newer ones (network.max_strangers)",
+            )
 
     async def first(self, requests: AsyncIterator[M | Malformed]) -> M:
         """The first message.
@@ -46,7 +71,7 @@ class Stream:
         """
         self.waiting = True
         try:
-            async with asyncio.timeout(self._all.first_message_s):
+            with self._all.timeouts.within(self._all.first_message_s):
                 message = await anext(requests, None)
         except TimeoutError:
             raise Refused(
@@ -71,8 +96,12 @@ class Stream:
     def push_out(self) -> None:
         """End it while it is waiting for its first message."""
         if self._task is not None:
-            self.waiting, self.pushed_out = False, True
+            self.waiting, self._pushed_out = False, True
             self._task.cancel()
+
+    def _ended(self, _context: Context) -> None:
+        self.gone = True
+        self._all.forget(self)
 
 
 class Streams:
@@ -90,7 +119,9 @@ class Streams:
 
     def __init__(self, *, per_client: int, strangers: int, first_message_s: float) -> None:
         self.first_message_s = first_message_s
-        self._per_client, self._most_strangers = per_client, strangers
+        self.timeouts = Timeouts()
+        """Of all calls."""
+        self._per_client, self.most_strangers = per_client, strangers
         self._strangers: dict[Stream, None] = {}  # in the order in which they came
         self._held: Counter[int] = Counter()
 
@@ -98,26 +129,16 @@ class Streams:
     def strangers(self) -> int:
         return len(self._strangers)
 
-    @asynccontextmanager
-    async def opened(self, context: Context) -> AsyncIterator[Stream]:
-        """A call, from its first moment on; it is counted until gRPC is rid of it, which may be much later."""
+    def opened(self, context: Context) -> Stream:
+        """A call that has come in."""
+        return Stream(self, context)
+
+    def admit(self, stream: Stream) -> bool:
+        """Count a new one, as a stranger's; False when there is no room."""
         if not self._room_for_one():
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._most_strangers} streams are open that have not shown whose they are (network.max_strangers)",
-            )
-        stream = Stream(self)
+            return False
         self._strangers[stream] = None
-        context.add_done_callback(lambda _context: self._ended(stream))  # type: ignore[arg-type]
-        try:
-            yield stream
-        except asyncio.CancelledError:
-            if not stream.pushed_out:
-                raise
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "this stream has not shown whose it is, and gave way to newer ones (network.max_strangers)",
-            )
+        return True
 
     def claim(self, stream: Stream, client_id: int) -> None:
         """See :meth:`Stream.claim`."""
@@ -132,7 +153,7 @@ class Streams:
             del self._strangers[stream]
 
     def _room_for_one(self) -> bool:
-        if len(self._strangers) < self._most_strangers:
+        if len(self._strangers) < self.most_strangers:
             return True
         for stream in self._strangers:
             if stream.waiting:
@@ -140,8 +161,8 @@ class Streams:
                 return True
         return False  # they all have been answered, and do not read the answer
 
-    def _ended(self, stream: Stream) -> None:
-        stream.gone = True
+    def forget(self, stream: Stream) -> None:
+        """gRPC is rid of it."""
         self._strangers.pop(stream, None)
         if stream.client_id is not None:
             self._held[stream.client_id] -= 1

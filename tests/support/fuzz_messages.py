@@ -124,7 +124,6 @@ RIGHT_ANSWERS: dict[str, Callable[[Live], Message]] = {
         refusal=pb.Refusal(kind=pb.CONFIGURATION, message="another"), public_configuration='{"training.seed": 5}'
     ),
     "over": lambda _live: pb.JoinReply(refusal=pb.Refusal(kind=pb.RUN_IS_OVER), run_finished=_END),
-    "opened": lambda live: pb.AttendEvent(round_opened=pb.RoundOpened(round_id=live.round_id)),
     "evicted": lambda live: pb.AttendEvent(evicted=pb.Evicted(client_id=live.client_id + 1)),
     "finished": lambda _live: pb.AttendEvent(run_finished=_END),
     "event refusal": lambda _live: pb.AttendEvent(refusal=_REFUSAL),

@@ -17,7 +17,7 @@ from common.rpc.methods import PARAMETER_SERVER
 
 USUAL: dict[str, tuple[tuple[str, ...], ...]] = {
     "Join": (("joined",), ("joined",), ("not joined",), ("over",)),
-    "Attend": (("opened",), ("beat", "opened", "opened"), ("evicted",), ("finished",), ("event refusal",)),
+    "Attend": (("beat",), ("beat", "beat"), ("evicted",), ("finished",), ("event refusal",)),
     "PullModel": (
         ("model",),
         ("model header", "model payload", "model trailer"),

@@ -231,12 +231,9 @@ class Attendance:
         assert event is not None, f"no {kind} among {self._events}"
         return getattr(event, kind)
 
-    def heard(self, kind: str, within_s: float) -> bool:
-        """Whether an event of a kind comes within some time."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: any(event.WhichOneof("event") == kind for event in self._events), within_s
-            )
+    def wait_for_begin(self) -> None:
+        """Until the server's answer begins."""
+        self._call.initial_metadata()
 
     def wait_for_end(self, deadline_s: float = CALL_S) -> None:
         with self._changed:
@@ -274,9 +271,9 @@ class Federation:
         return self.clients[0].pull(header.model.round_id + 1)[0].model.round_id
 
     def attended(self, *clients: StockClient) -> Attendance:
-        """An Attend stream which the server has: it has told of a round."""
+        """An Attend stream which the server has: it has begun to answer."""
         stream = clients[0].attend(*clients[1:])
-        until(lambda: self.fresh_round() and stream.heard("round_opened", 0.2), "a round to be announced")
+        stream.wait_for_begin()
         return stream
 
     def model(self, round_id: int) -> Row:

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$common/rpc/v1/parameter_server.proto\x12\rcommon.rpc.v1\"X\n\x07Refusal\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.common.rpc.v1.RefusalKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nnext_round\x18\x03 \x01(\x04\"@\n\x06\x43\x61ller\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\"\x95\x01\n\x0bJoinRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x13\n\x0bschema_hash\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x10\n\x08previous\x18\x07 \x01(\x0c\"\xba\x01\n\tJoinReply\x12\'\n\x06joined\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.JoinedH\x00\x12)\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x12\x1c\n\x14public_configuration\x18\x03 \x01(\t\x12\x30\n\x0crun_finished\x18\x04 \x01(\x0b\x32\x1a.common.rpc.v1.RunFinishedB\t\n\x07outcome\"\xa9\x01\n\x06Joined\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x12\n\nnext_round\x18\x03 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x63hunk_bytes\x18\x05 \x01(\r\x12\x18\n\x10noise_multiplier\x18\x06 \x01(\x01\x12\x0e\n\x06rounds\x18\x07 \x01(\x04\x12\x12\n\nliveness_s\x18\x08 \x01(\x01\"\xa5\x01\n\rAttendRequest\x12-\n\tattending\x18\x01 \x01(\x0b\x32\x18.common.rpc.v1.AttendingH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.common.rpc.v1.HeartbeatH\x00\x12+\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.common.rpc.v1.ClientErrorH\x00\x42\t\n\x07message\"3\n\tAttending\x12&\n\x07\x63\x61llers\x18\x01 \x03(\x0b\x32\x15.common.rpc.v1.Caller\"\x0b\n\tHeartbeat\"Q\n\x0b\x43lientError\x12\x11\n\tclient_id\x18\x01 \x01(\r\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\x83\x02\n\x0b\x41ttendEvent\x12\x32\n\x0cround_opened\x18\x01 \x01(\x0b\x32\x1a.common.rpc.v1.RoundOpenedH\x00\x12)\n\x07\x65victed\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.EvictedH\x00\x12\x32\n\x0crun_finished\x18\x03 \x01(\x0b\x32\x1a.common.rpc.v1.RunFinishedH\x00\x12)\n\x07refusal\x18\x04 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x12-\n\theartbeat\x18\x05 \x01(\x0b\x32\x18.common.rpc.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"\x1f\n\x0bRoundOpened\x12\x10\n\x08round_id\x18\x01 \x01(\x04\"\x1c\n\x07\x45victed\x12\x11\n\tclient_id\x18\x01 \x01(\r\".\n\x0bRunFinished\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"[\n\x10PullModelRequest\x12%\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.Caller\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x84\x01\n\x0cModelMessage\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.common.rpc.v1.ModelHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.Trailer\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\xc8\x01\n\x0bModelHeader\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x14.common.rpc.v1.ModelH\x00\x12(\n\x07not_yet\x18\x02 \x01(\x0b\x32\x15.common.rpc.v1.NotYetH\x00\x12\x32\n\x0crun_finished\x18\x03 \x01(\x0b\x32\x1a.common.rpc.v1.RunFinishedH\x00\x12)\n\x07refusal\x18\x04 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x42\t\n\x07outcome\"Z\n\x05Model\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x15\n\relement_count\x18\x02 \x01(\x04\x12\x13\n\x0bschema_hash\x18\x03 \x01(\x0c\x12\x13\n\x0bledger_head\x18\x04 \x01(\x0c\"/\n\x06NotYet\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\"\x8a\x01\n\x0fMomentumMessage\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.common.rpc.v1.MomentumHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.Trailer\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\x88\x01\n\x0eMomentumHeader\x12%\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.Caller\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x13\n\x0bschema_hash\x18\x03 \x01(\x0c\x12\x15\n\relement_count\x18\x04 \x01(\x04\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\"0\n\x07Trailer\x12\x15\n\relement_count\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"n\n\tPushReply\x12+\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x17.common.rpc.v1.AcceptedH\x00\x12)\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x42\t\n\x07outcome\"1\n\x08\x41\x63\x63\x65pted\x12\x11\n\tduplicate\x18\x01 \x01(\x08\x12\x12\n\nnon_finite\x18\x02 \x01(\x08\"5\n\x0cLeaveRequest\x12%\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.Caller\"5\n\nLeaveReply\x12\'\n\x07refusal\x18\x01 \x01(\x0b\x32\x16.common.rpc.v1.Refusal*\x95\x03\n\x0bRefusalKind\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x14\n\x10PROTOCOL_VERSION\x10\x01\x12\r\n\tWRONG_RUN\x10\x02\x12\x12\n\x0eUNKNOWN_CLIENT\x10\x03\x12\r\n\tBAD_TOKEN\x10\x04\x12\x11\n\rCONFIGURATION\x10\x05\x12\x10\n\x0cWRONG_SCHEMA\x10\x06\x12\x10\n\x0cNOT_A_MEMBER\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x12\x0f\n\x0bSTALE_ROUND\x10\t\x12\x10\n\x0c\x46UTURE_ROUND\x10\n\x12\x08\n\x04LATE\x10\x0b\x12\x10\n\x0c\x45QUIVOCATION\x10\x0c\x12\r\n\tTOO_LARGE\x10\r\x12\r\n\tTRUNCATED\x10\x0e\x12\x0c\n\x08\x43HECKSUM\x10\x0f\x12\r\n\tMALFORMED\x10\x10\x12\x0f\n\x0bRUN_IS_OVER\x10\x11\x12\x0c\n\x08ROW_BUSY\x10\x12\x12\x12\n\x0eTOO_MANY_CALLS\x10\x13\x12\x15\n\x11WRONG_CERTIFICATE\x10\x14\x12\x0b\n\x07REVOKED\x10\x15\x12\r\n\tSUSPENDED\x10\x16\x32\xf1\x02\n\x0fParameterServer\x12<\n\x04Join\x12\x1a.common.rpc.v1.JoinRequest\x1a\x18.common.rpc.v1.JoinReply\x12\x46\n\x06\x41ttend\x12\x1c.common.rpc.v1.AttendRequest\x1a\x1a.common.rpc.v1.AttendEvent(\x01\x30\x01\x12K\n\tPullModel\x12\x1f.common.rpc.v1.PullModelRequest\x1a\x1b.common.rpc.v1.ModelMessage0\x01\x12J\n\x0cPushMomentum\x12\x1e.common.rpc.v1.MomentumMessage\x1a\x18.common.rpc.v1.PushReply(\x01\x12?\n\x05Leave\x12\x1b.common.rpc.v1.LeaveRequest\x1a\x19.common.rpc.v1.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$common/rpc/v1/parameter_server.proto\x12\rcommon.rpc.v1\"X\n\x07Refusal\x12(\n\x04kind\x18\x01 \x01(\x0e\x32\x1a.common.rpc.v1.RefusalKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x12\n\nnext_round\x18\x03 \x01(\x04\"@\n\x06\x43\x61ller\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\"\x95\x01\n\x0bJoinRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x13\n\x0bschema_hash\x18\x05 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x10\n\x08previous\x18\x07 \x01(\x0c\"\xba\x01\n\tJoinReply\x12\'\n\x06joined\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.JoinedH\x00\x12)\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x12\x1c\n\x14public_configuration\x18\x03 \x01(\t\x12\x30\n\x0crun_finished\x18\x04 \x01(\x0b\x32\x1a.common.rpc.v1.RunFinishedB\t\n\x07outcome\"\xa9\x01\n\x06Joined\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x12\n\nnext_round\x18\x03 \x01(\x04\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x63hunk_bytes\x18\x05 \x01(\r\x12\x18\n\x10noise_multiplier\x18\x06 \x01(\x01\x12\x0e\n\x06rounds\x18\x07 \x01(\x04\x12\x12\n\nliveness_s\x18\x08 \x01(\x01\"\xa5\x01\n\rAttendRequest\x12-\n\tattending\x18\x01 \x01(\x0b\x32\x18.common.rpc.v1.AttendingH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.common.rpc.v1.HeartbeatH\x00\x12+\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1a.common.rpc.v1.ClientErrorH\x00\x42\t\n\x07message\"3\n\tAttending\x12&\n\x07\x63\x61llers\x18\x01 \x03(\x0b\x32\x15.common.rpc.v1.Caller\"\x0b\n\tHeartbeat\"Q\n\x0b\x43lientError\x12\x11\n\tclient_id\x18\x01 \x01(\r\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\xd5\x01\n\x0b\x41ttendEvent\x12)\n\x07\x65victed\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.EvictedH\x00\x12\x32\n\x0crun_finished\x18\x03 \x01(\x0b\x32\x1a.common.rpc.v1.RunFinishedH\x00\x12)\n\x07refusal\x18\x04 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x12-\n\theartbeat\x18\x05 \x01(\x0b\x32\x18.common.rpc.v1.HeartbeatH\x00\x42\x07\n\x05\x65ventJ\x04\x08\x01\x10\x02\"\x1c\n\x07\x45victed\x12\x11\n\tclient_id\x18\x01 \x01(\r\"R\n\x0bRunFinished\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\x08releases\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_releases\"[\n\x10PullModelRequest\x12%\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.Caller\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\x84\x01\n\x0cModelMessage\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x1a.common.rpc.v1.ModelHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.Trailer\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\xc8\x01\n\x0bModelHeader\x12%\n\x05model\x18\x01 \x01(\x0b\x32\x14.common.rpc.v1.ModelH\x00\x12(\n\x07not_yet\x18\x02 \x01(\x0b\x32\x15.common.rpc.v1.NotYetH\x00\x12\x32\n\x0crun_finished\x18\x03 \x01(\x0b\x32\x1a.common.rpc.v1.RunFinishedH\x00\x12)\n\x07refusal\x18\x04 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x42\t\n\x07outcome\"Z\n\x05Model\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x15\n\relement_count\x18\x02 \x01(\x04\x12\x13\n\x0bschema_hash\x18\x03 \x01(\x0c\x12\x13\n\x0bledger_head\x18\x04 \x01(\x0c\"/\n\x06NotYet\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bwaiting_for\x18\x02 \x01(\t\"\x8a\x01\n\x0fMomentumMessage\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.common.rpc.v1.MomentumHeader\x12\'\n\x07trailer\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.Trailer\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"\x88\x01\n\x0eMomentumHeader\x12%\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.Caller\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x12\x13\n\x0bschema_hash\x18\x03 \x01(\x0c\x12\x15\n\relement_count\x18\x04 \x01(\x04\x12\x11\n\tcompute_s\x18\x05 \x01(\x01\"0\n\x07Trailer\x12\x15\n\relement_count\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"n\n\tPushReply\x12+\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x17.common.rpc.v1.AcceptedH\x00\x12)\n\x07refusal\x18\x02 \x01(\x0b\x32\x16.common.rpc.v1.RefusalH\x00\x42\t\n\x07outcome\"1\n\x08\x41\x63\x63\x65pted\x12\x11\n\tduplicate\x18\x01 \x01(\x08\x12\x12\n\nnon_finite\x18\x02 \x01(\x08\"5\n\x0cLeaveRequest\x12%\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x15.common.rpc.v1.Caller\"5\n\nLeaveReply\x12\'\n\x07refusal\x18\x01 \x01(\x0b\x32\x16.common.rpc.v1.Refusal*\x95\x03\n\x0bRefusalKind\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x14\n\x10PROTOCOL_VERSION\x10\x01\x12\r\n\tWRONG_RUN\x10\x02\x12\x12\n\x0eUNKNOWN_CLIENT\x10\x03\x12\r\n\tBAD_TOKEN\x10\x04\x12\x11\n\rCONFIGURATION\x10\x05\x12\x10\n\x0cWRONG_SCHEMA\x10\x06\x12\x10\n\x0cNOT_A_MEMBER\x10\x07\x12\x0e\n\nSUPERSEDED\x10\x08\x12\x0f\n\x0bSTALE_ROUND\x10\t\x12\x10\n\x0c\x46UTURE_ROUND\x10\n\x12\x08\n\x04LATE\x10\x0b\x12\x10\n\x0c\x45QUIVOCATION\x10\x0c\x12\r\n\tTOO_LARGE\x10\r\x12\r\n\tTRUNCATED\x10\x0e\x12\x0c\n\x08\x43HECKSUM\x10\x0f\x12\r\n\tMALFORMED\x10\x10\x12\x0f\n\x0bRUN_IS_OVER\x10\x11\x12\x0c\n\x08ROW_BUSY\x10\x12\x12\x12\n\x0eTOO_MANY_CALLS\x10\x13\x12\x15\n\x11WRONG_CERTIFICATE\x10\x14\x12\x0b\n\x07REVOKED\x10\x15\x12\r\n\tSUSPENDED\x10\x16\x32\xf1\x02\n\x0fParameterServer\x12<\n\x04Join\x12\x1a.common.rpc.v1.JoinRequest\x1a\x18.common.rpc.v1.JoinReply\x12\x46\n\x06\x41ttend\x12\x1c.common.rpc.v1.AttendRequest\x1a\x1a.common.rpc.v1.AttendEvent(\x01\x30\x01\x12K\n\tPullModel\x12\x1f.common.rpc.v1.PullModelRequest\x1a\x1b.common.rpc.v1.ModelMessage0\x01\x12J\n\x0cPushMomentum\x12\x1e.common.rpc.v1.MomentumMessage\x1a\x18.common.rpc.v1.PushReply(\x01\x12?\n\x05Leave\x12\x1b.common.rpc.v1.LeaveRequest\x1a\x19.common.rpc.v1.LeaveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'common.rpc.v1.parameter_server_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REFUSALKIND']._serialized_start=2590
-  _globals['_REFUSALKIND']._serialized_end=2995
+  _globals['_REFUSALKIND']._serialized_start=2547
+  _globals['_REFUSALKIND']._serialized_end=2952
   _globals['_REFUSAL']._serialized_start=55
   _globals['_REFUSAL']._serialized_end=143
   _globals['_CALLER']._serialized_start=145
@@ -52,37 +52,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLIENTERROR']._serialized_start=958
   _globals['_CLIENTERROR']._serialized_end=1039
   _globals['_ATTENDEVENT']._serialized_start=1042
-  _globals['_ATTENDEVENT']._serialized_end=1301
-  _globals['_ROUNDOPENED']._serialized_start=1303
-  _globals['_ROUNDOPENED']._serialized_end=1334
-  _globals['_EVICTED']._serialized_start=1336
-  _globals['_EVICTED']._serialized_end=1364
-  _globals['_RUNFINISHED']._serialized_start=1366
-  _globals['_RUNFINISHED']._serialized_end=1412
-  _globals['_PULLMODELREQUEST']._serialized_start=1414
-  _globals['_PULLMODELREQUEST']._serialized_end=1505
-  _globals['_MODELMESSAGE']._serialized_start=1508
-  _globals['_MODELMESSAGE']._serialized_end=1640
-  _globals['_MODELHEADER']._serialized_start=1643
-  _globals['_MODELHEADER']._serialized_end=1843
-  _globals['_MODEL']._serialized_start=1845
-  _globals['_MODEL']._serialized_end=1935
-  _globals['_NOTYET']._serialized_start=1937
-  _globals['_NOTYET']._serialized_end=1984
-  _globals['_MOMENTUMMESSAGE']._serialized_start=1987
-  _globals['_MOMENTUMMESSAGE']._serialized_end=2125
-  _globals['_MOMENTUMHEADER']._serialized_start=2128
-  _globals['_MOMENTUMHEADER']._serialized_end=2264
-  _globals['_TRAILER']._serialized_start=2266
-  _globals['_TRAILER']._serialized_end=2314
-  _globals['_PUSHREPLY']._serialized_start=2316
-  _globals['_PUSHREPLY']._serialized_end=2426
-  _globals['_ACCEPTED']._serialized_start=2428
-  _globals['_ACCEPTED']._serialized_end=2477
-  _globals['_LEAVEREQUEST']._serialized_start=2479
-  _globals['_LEAVEREQUEST']._serialized_end=2532
-  _globals['_LEAVEREPLY']._serialized_start=2534
-  _globals['_LEAVEREPLY']._serialized_end=2587
-  _globals['_PARAMETERSERVER']._serialized_start=2998
-  _globals['_PARAMETERSERVER']._serialized_end=3367
+  _globals['_ATTENDEVENT']._serialized_end=1255
+  _globals['_EVICTED']._serialized_start=1257
+  _globals['_EVICTED']._serialized_end=1285
+  _globals['_RUNFINISHED']._serialized_start=1287
+  _globals['_RUNFINISHED']._serialized_end=1369
+  _globals['_PULLMODELREQUEST']._serialized_start=1371
+  _globals['_PULLMODELREQUEST']._serialized_end=1462
+  _globals['_MODELMESSAGE']._serialized_start=1465
+  _globals['_MODELMESSAGE']._serialized_end=1597
+  _globals['_MODELHEADER']._serialized_start=1600
+  _globals['_MODELHEADER']._serialized_end=1800
+  _globals['_MODEL']._serialized_start=1802
+  _globals['_MODEL']._serialized_end=1892
+  _globals['_NOTYET']._serialized_start=1894
+  _globals['_NOTYET']._serialized_end=1941
+  _globals['_MOMENTUMMESSAGE']._serialized_start=1944
+  _globals['_MOMENTUMMESSAGE']._serialized_end=2082
+  _globals['_MOMENTUMHEADER']._serialized_start=2085
+  _globals['_MOMENTUMHEADER']._serialized_end=2221
+  _globals['_TRAILER']._serialized_start=2223
+  _globals['_TRAILER']._serialized_end=2271
+  _globals['_PUSHREPLY']._serialized_start=2273
+  _globals['_PUSHREPLY']._serialized_end=2383
+  _globals['_ACCEPTED']._serialized_start=2385
+  _globals['_ACCEPTED']._serialized_end=2434
+  _globals['_LEAVEREQUEST']._serialized_start=2436
+  _globals['_LEAVEREQUEST']._serialized_end=2489
+  _globals['_LEAVEREPLY']._serialized_start=2491
+  _globals['_LEAVEREPLY']._serialized_end=2544
+  _globals['_PARAMETERSERVER']._serialized_start=2955
+  _globals['_PARAMETERSERVER']._serialized_end=3324
 # @@protoc_insertion_point(module_scope)

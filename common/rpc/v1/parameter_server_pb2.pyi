@@ -401,13 +401,10 @@ Global___ClientError: _TypeAlias = ClientError  # noqa: Y015
 class AttendEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROUND_OPENED_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
     RUN_FINISHED_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def round_opened(self) -> Global___RoundOpened: ...
     @_builtins.property
     def evicted(self) -> Global___Evicted: ...
     @_builtins.property
@@ -421,40 +418,20 @@ class AttendEvent(_message.Message):
     def __init__(
         self,
         *,
-        round_opened: Global___RoundOpened | None = ...,
         evicted: Global___Evicted | None = ...,
         run_finished: Global___RunFinished | None = ...,
         refusal: Global___Refusal | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "heartbeat", b"heartbeat", "refusal", b"refusal", "round_opened", b"round_opened", "run_finished", b"run_finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "heartbeat", b"heartbeat", "refusal", b"refusal", "run_finished", b"run_finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "heartbeat", b"heartbeat", "refusal", b"refusal", "round_opened", b"round_opened", "run_finished", b"run_finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "evicted", b"evicted", "heartbeat", b"heartbeat", "refusal", b"refusal", "run_finished", b"run_finished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["round_opened", "evicted", "run_finished", "refusal", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["evicted", "run_finished", "refusal", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___AttendEvent: _TypeAlias = AttendEvent  # noqa: Y015
-
-@_typing.final
-class RoundOpened(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROUND_ID_FIELD_NUMBER: _builtins.int
-    round_id: _builtins.int
-    def __init__(
-        self,
-        *,
-        round_id: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round_id", b"round_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RoundOpened: _TypeAlias = RoundOpened  # noqa: Y015
 
 @_typing.final
 class Evicted(_message.Message):
@@ -481,19 +458,25 @@ class RunFinished(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    RELEASES_FIELD_NUMBER: _builtins.int
     status: _builtins.str
     message: _builtins.str
+    releases: _builtins.int
+    """how many models this run has released, each of which was paid for"""
     def __init__(
         self,
         *,
         status: _builtins.str = ...,
         message: _builtins.str = ...,
+        releases: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_releases", b"_releases", "releases", b"releases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_releases", b"_releases", "message", b"message", "releases", b"releases", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__releases: _TypeAlias = _typing.Literal["releases"]  # noqa: Y015
+    _WhichOneofArgType__releases: _TypeAlias = _typing.Literal["_releases", b"_releases"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__releases) -> _WhichOneofReturnType__releases | None: ...
 
 Global___RunFinished: _TypeAlias = RunFinished  # noqa: Y015
 

@@ -72,7 +72,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Attend(self, request_iterator, context):
-        """Heartbeats and client errors up; round openings, evictions and the end of the run down.
+        """Heartbeats and client errors up; evictions and the end of the run down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class ParameterServerStub:
     Join: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.JoinRequest, _parameter_server_pb2.JoinReply]
     """Makes one identity a member. A second join with the same credential evicts the first incarnation."""
     Attend: _grpc.StreamStreamMultiCallable[_parameter_server_pb2.AttendRequest, _parameter_server_pb2.AttendEvent]
-    """Heartbeats and client errors up; round openings, evictions and the end of the run down."""
+    """Heartbeats and client errors up; evictions and the end of the run down."""
     PullModel: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.PullModelRequest, _parameter_server_pb2.ModelMessage]
     """The model of the wanted round or a later one, as soon as it is available."""
     PushMomentum: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.MomentumMessage, _parameter_server_pb2.PushReply]
@@ -52,7 +52,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Join: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.JoinRequest, _parameter_server_pb2.JoinReply]  # type: ignore[assignment]
     """Makes one identity a member. A second join with the same credential evicts the first incarnation."""
     Attend: _aio.StreamStreamMultiCallable[_parameter_server_pb2.AttendRequest, _parameter_server_pb2.AttendEvent]  # type: ignore[assignment]
-    """Heartbeats and client errors up; round openings, evictions and the end of the run down."""
+    """Heartbeats and client errors up; evictions and the end of the run down."""
     PullModel: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.PullModelRequest, _parameter_server_pb2.ModelMessage]  # type: ignore[assignment]
     """The model of the wanted round or a later one, as soon as it is available."""
     PushMomentum: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.MomentumMessage, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
@@ -75,7 +75,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_parameter_server_pb2.AttendRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_parameter_server_pb2.AttendEvent], _abc.AsyncIterator[_parameter_server_pb2.AttendEvent]]:
-        """Heartbeats and client errors up; round openings, evictions and the end of the run down."""
+        """Heartbeats and client errors up; evictions and the end of the run down."""
 
     @_abc_1.abstractmethod
     def PullModel(
