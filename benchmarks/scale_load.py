@@ -18,7 +18,6 @@ import random
 import resource
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from hashlib import sha256
 from typing import Any
 
 import grpc
@@ -26,6 +25,7 @@ import numpy as np
 
 from common.randomness import stream
 from common.rpc import PROTOCOL_VERSION
+from common.rpc.digests import Digest, digest_of
 from common.rpc.frames import Frame, Malformed, decode_frame, encode_frame, tensor_bytes
 from common.rpc.methods import PARAMETER_SERVER, ParameterServerStub
 from common.rpc.options import channel_options
@@ -53,20 +53,20 @@ class Momentum:
 
     def __init__(self, vector: np.ndarray, chunk_bytes: int) -> None:
         payload = tensor_bytes(vector)
-        self.trailer = pb.Trailer(element_count=vector.size, sha256=sha256(payload).digest())
+        self.trailer = pb.Trailer(element_count=vector.size, digest=digest_of(payload))
         self.chunks = [bytes(payload[start : start + chunk_bytes]) for start in range(0, len(payload), chunk_bytes)]
+        # As tensor_frames has it; only the header is another one each round.
+        last = len(self.chunks) - 1
+        self._later = [
+            encode_frame(offset=index * chunk_bytes, payload=chunk, trailer=self.trailer if index == last else None)
+            for index, chunk in enumerate(self.chunks)
+            if index
+        ]
 
     def frames(self, header: pb.MomentumHeader) -> Iterable[bytes]:
-        """As :func:`common.rpc.frames.tensor_frames` has it."""
-        if len(self.chunks) == 1:
-            yield encode_frame(header=header, trailer=self.trailer, payload=self.chunks[0])
-            return
-        yield encode_frame(header=header)
-        offset = 0
-        for chunk in self.chunks:
-            yield encode_frame(offset=offset, payload=chunk)
-            offset += len(chunk)
-        yield encode_frame(trailer=self.trailer)
+        """The messages of a round."""
+        yield encode_frame(header=header, trailer=None if self._later else self.trailer, payload=self.chunks[0])
+        yield from self._later
 
 
 class Models:
@@ -98,14 +98,14 @@ class Models:
         return header
 
     def _check(self, model: pb.Model, frames: list[Frame[pb.ModelHeader]]) -> None:
-        digest, received = sha256(), 0
+        digest, received = Digest(), 0
         for frame in frames:
             if len(frame.payload) and frame.offset != received:
                 raise Lost(f"a chunk at byte {frame.offset}, expected {received}")
             digest.update(frame.payload)
             received += len(frame.payload)
         trailer = frames[-1].trailer
-        if received != 4 * self._d or trailer is None or trailer.sha256 != digest.digest():
+        if received != 4 * self._d or trailer is None or trailer.digest != digest.digest():
             raise Lost(f"a model of {received} bytes that is not what its trailer says")
         if model.round_id < self._model.round_id:
             raise Lost(f"the model of round {model.round_id} after that of round {self._model.round_id}")

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from hashlib import sha256
 
 import numpy as np
 import torch
 
+from common.rpc.digests import digest_of
 from ps.privacy.released import Unreleased
 
 __all__ = ["Inbox", "Outcome", "RowError", "Writer"]
@@ -133,8 +133,8 @@ class Inbox:
         writer.received = end
 
     def digest(self, writer: Writer) -> bytes:
-        """SHA-256 of the row's content so far; the slow part of completing a long row, safe on another thread."""
-        return sha256(self._bytes[writer.client_id, : writer.received].data).digest()
+        """Of the row's content so far (:mod:`common.rpc.digests`)."""
+        return digest_of(self._bytes[writer.client_id, : writer.received].data)
 
     def complete(self, writer: Writer, element_count: int, announced: bytes, found: bytes) -> Outcome:
         """Accept the row if all of it is there and its digest is the announced one; condition it.

@@ -5,12 +5,11 @@ A momentum is refused on its header before any of its payload is accepted, and c
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from hashlib import sha256
 from typing import Any
 
+from common.rpc.digests import Digest
 from common.rpc.frames import Frame, Malformed
 from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
@@ -23,9 +22,6 @@ from ps.streams import Stream, intact
 __all__ = ["MomentumFrame", "Reception"]
 
 MomentumFrame = Frame[pb.MomentumHeader] | Malformed
-
-LONG_ROW_BYTES = 1 << 20
-"""Beyond this, hashing a row on the event loop would keep heartbeats waiting."""
 
 MOST_COMPUTE_S = 1e6
 """A client's account of its computing is believed up to here, for what it is worth."""
@@ -68,7 +64,7 @@ class Reception:
             while True:
                 self._write(writer, frame)
                 if frame.trailer is not None:
-                    accepted = await self._complete(writer, frame.trailer, header)
+                    accepted = self._complete(writer, frame.trailer, header)
                     self._timed(header, began_at)
                     return accepted
                 frame = await self._next()
@@ -115,13 +111,10 @@ class Reception:
         if len(frame.payload):
             self._inbox.write(writer, frame.offset, frame.payload)
 
-    async def _complete(self, writer: Writer, trailer: pb.Trailer, header: pb.MomentumHeader) -> pb.Accepted:
-        if self._inbox.row_bytes > LONG_ROW_BYTES:
-            found = await asyncio.get_running_loop().run_in_executor(None, self._inbox.digest, writer)
-        else:
-            found = self._inbox.digest(writer)
+    def _complete(self, writer: Writer, trailer: pb.Trailer, header: pb.MomentumHeader) -> pb.Accepted:
+        found = self._inbox.digest(writer)
         self._received_at = time.monotonic()
-        outcome = self._inbox.complete(writer, trailer.element_count, trailer.sha256, found)
+        outcome = self._inbox.complete(writer, trailer.element_count, trailer.digest, found)
         non_finite = outcome is Outcome.NON_FINITE
         if non_finite:
             self._ps.count("non_finite", writer.client_id)
@@ -142,7 +135,7 @@ class Reception:
 
         A client that crashed and came back without its state sends another one in good faith.
         """
-        digest, received = sha256(), 0
+        digest, received = Digest(), 0
         while True:
             received += len(frame.payload)
             if received > self._inbox.row_bytes:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from hashlib import sha256
 from typing import Any
 
 import grpc
@@ -14,6 +13,7 @@ import grpc
 from adversary.attacks.parameters import flag
 from adversary.misbehaviour.misbehaviour import Ground, Misbehaviour
 from client.push import Push, Reply, deliver
+from common.rpc.digests import digest_of
 from common.rpc.frames import Malformed, encode_frame
 from common.rpc.refusals import kind_name
 from common.rpc.v1 import parameter_server_pb2 as pb
@@ -97,4 +97,4 @@ def pieces(push: Push, data: memoryview | bytes) -> Iterator[tuple[int, memoryvi
 
 def trailer(data: memoryview | bytes, count: int) -> bytes:
     """The last message of a push, with a digest that is right."""
-    return encode_frame(trailer=pb.Trailer(element_count=count, sha256=sha256(data).digest()))
+    return encode_frame(trailer=pb.Trailer(element_count=count, digest=digest_of(data)))

@@ -12,6 +12,7 @@ from adversary.misbehaviour.breach import Breach, pieces, trailer
 from adversary.misbehaviour.misbehaviour import Ground
 from client.push import Push
 from common.errors import AttackError
+from common.rpc.digests import digest_of
 from common.rpc.frames import encode_frame, tensor_bytes
 from common.rpc.v1 import parameter_server_pb2 as pb
 
@@ -61,11 +62,11 @@ class WrongDigest(Breach):
 
     def broken(self, push: Push) -> Iterator[bytes]:
         data = tensor_bytes(push.momentum)
-        digest = bytes(byte ^ 0xFF for byte in sha256(data).digest())
+        digest = bytes(byte ^ 0xFF for byte in digest_of(data))
         yield encode_frame(header=push.header())
         for offset, piece in pieces(push, data):
             yield encode_frame(offset=offset, payload=piece)
-        yield encode_frame(trailer=pb.Trailer(element_count=push.momentum.size, sha256=digest))
+        yield encode_frame(trailer=pb.Trailer(element_count=push.momentum.size, digest=digest))
 
 
 class WrongDtype(Breach):

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
+from common.rpc.digests import digest_of
 from common.rpc.v1.parameter_server_pb2 import Trailer
 
 __all__ = [
@@ -172,13 +172,18 @@ def tensor_bytes(tensor: npt.NDArray[np.float32]) -> memoryview:
 
 
 def tensor_frames(header: Message, tensor: npt.NDArray[np.float32], chunk_bytes: int) -> Iterator[bytes]:
-    """The frames of a whole tensor: a single one if it fits ``chunk_bytes``."""
+    """The frames of a whole tensor: one for each chunk, the header in the first and the trailer in the last of them.
+
+    A message costs about as much as a hundred kilobytes of it, so there are no more than need be.
+    """
     data = tensor_bytes(tensor)
-    trailer = Trailer(element_count=len(data) // 4, sha256=sha256(data).digest())
-    if len(data) <= chunk_bytes:
-        yield encode_frame(header=header, trailer=trailer, payload=data)
-        return
-    yield encode_frame(header=header)
-    for start in range(0, len(data), chunk_bytes):
-        yield encode_frame(offset=start, payload=data[start : start + chunk_bytes])
-    yield encode_frame(trailer=trailer)
+    trailer = Trailer(element_count=len(data) // 4, digest=digest_of(data))
+    last = max(0, len(data) - 1) // chunk_bytes
+    for index in range(last + 1):
+        start = index * chunk_bytes
+        yield encode_frame(
+            header=header if index == 0 else None,
+            trailer=trailer if index == last else None,
+            offset=start,
+            payload=data[start : start + chunk_bytes],
+        )

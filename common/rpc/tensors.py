@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from hashlib import sha256
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
 
+from common.rpc.digests import digest_of
 from common.rpc.frames import Frame, Malformed
 
 __all__ = ["Incomplete", "receive_tensor"]
@@ -68,7 +68,7 @@ async def receive_tensor(
         frame = await _next(frames)
     if received != buffer.size or frame.trailer.element_count != expected:
         raise Incomplete(f"{received} of {buffer.size} bytes arrived")
-    if sha256(buffer.data).digest() != frame.trailer.sha256:
+    if digest_of(buffer.data) != frame.trailer.digest:
         raise Incomplete("the digest is not that of the bytes received")
     return first.header, tensor
 

@@ -26,7 +26,7 @@ headers = st.builds(
     schema_hash=st.binary(max_size=40),
     element_count=uint64,
 )
-trailers = st.builds(pb.Trailer, element_count=uint64, sha256=st.binary(max_size=40))
+trailers = st.builds(pb.Trailer, element_count=uint64, digest=st.binary(max_size=40))
 messages = st.builds(
     pb.MomentumMessage,
     header=st.none() | headers,

@@ -213,6 +213,7 @@ def test_further_streams_of_a_connection_wait_at_the_client(tmp_path: Path, open
     for client in crowd.clients:
         client.channel.close()
         client.stub = type(client.stub)(channel)
+    grpc.channel_ready_future(channel).result(CALL_S)  # calls that wait for a connection begin in any order
     held = [waiting_pull(client, open_calls) for client in crowd.clients[:PER_CONNECTION]]
     check = channel.unary_unary(
         "/grpc.health.v1.Health/Check", request_serializer=health_pb2.HealthCheckRequest.SerializeToString

@@ -115,7 +115,7 @@ def test_under_privacy_a_missing_row_is_the_zero_momentum_whatever_the_reason(no
     theta, rows, last = members.model(round_id), members.rows(round_id), members.clients[-1]
     if why == "refused":
         wrong = last.messages(round_id, rows[-1])
-        wrong[-1].trailer.sha256 = bytes(32)
+        wrong[-1].trailer.digest = bytes(16)
         assert last.send(wrong).refusal.kind == pb.CHECKSUM
     if why == "not_finite":
         assert last.push_accepted(round_id, np.full_like(rows[-1], np.inf)).non_finite

@@ -45,11 +45,14 @@ SMALL: Tree = {
         "strikes": 0,
         "max_joins": 1_000_000,
         "patience_s": 1e9,
+        "join_deadline_s": 3600.0,
+        "quorum_deadline_s": 3600.0,
     },
 }
 """Five clients, of whom four answers close a round soon: θ' = θ - mean of the rows that arrived.
 
-Tests break the protocol, join, and keep silent as often as they like, so nobody is suspended or given up here.
+Tests break the protocol, join, and keep silent as often as they like, so nobody is suspended or given up here; and a
+server that many tests share waits for the next one, however long that takes.
 """
 
 

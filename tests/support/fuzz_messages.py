@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2
 from hypothesis import strategies as st
 
 from common.rpc import PROTOCOL_VERSION
+from common.rpc.digests import digest_of
 from common.rpc.methods import PARAMETER_SERVER, WIRETAP
 from common.rpc.v1 import parameter_server_pb2 as pb
 from common.rpc.v1 import wiretap_pb2 as tap
@@ -59,7 +60,7 @@ class Live:
 
     @property
     def trailer(self) -> pb.Trailer:
-        return pb.Trailer(element_count=self.num_parameters, sha256=sha256(self.payload).digest())
+        return pb.Trailer(element_count=self.num_parameters, digest=digest_of(self.payload))
 
     @property
     def header(self) -> pb.MomentumHeader:

@@ -6,14 +6,14 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import sha256
 from typing import Any
 
 import grpc
 import numpy as np
-from federations import ServerProcess, until
+from federations import ServerProcess
 
 from common.rpc import PROTOCOL_VERSION
+from common.rpc.digests import digest_of
 from common.rpc.v1 import parameter_server_pb2 as pb
 from common.rpc.v1.parameter_server_pb2_grpc import ParameterServerStub
 
@@ -80,7 +80,7 @@ class StockClient:
         payload = b"".join(message.payload for message in messages)
         header = messages[0].header
         if header.HasField("model"):
-            assert messages[-1].trailer.sha256 == sha256(payload).digest()
+            assert messages[-1].trailer.digest == digest_of(payload)
             assert len(payload) == 4 * header.model.element_count == 4 * messages[-1].trailer.element_count
         return header, np.frombuffer(payload, dtype="<f4").astype(np.float32)
 
@@ -143,7 +143,7 @@ class StockClient:
 
 
 def trailer(row: Row) -> pb.Trailer:
-    return pb.Trailer(element_count=len(row), sha256=sha256(wire(row)).digest())
+    return pb.Trailer(element_count=len(row), digest=digest_of(wire(row)))
 
 
 class OpenPush:

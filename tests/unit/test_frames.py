@@ -6,7 +6,6 @@ import importlib
 import shutil
 import subprocess
 import sys
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from common.rpc import frames, methods
+from common.rpc.digests import digest_of
 from common.rpc.frames import Frame, Malformed, decode_frame, encode_frame, tensor_bytes, tensor_frames
 from common.rpc.refusals import kind_name, refusal
 from common.rpc.tensors import Incomplete, receive_tensor
@@ -30,7 +30,7 @@ HEADER = pb.MomentumHeader(
     schema_hash=b"\xff" * 32,
     element_count=3,
 )
-TRAILER = pb.Trailer(element_count=3, sha256=b"\2" * 32)
+TRAILER = pb.Trailer(element_count=3, digest=b"\2" * 16)
 
 
 @pytest.mark.parametrize("header", [None, HEADER, pb.MomentumHeader()], ids=["none", "full", "empty"])
@@ -144,18 +144,18 @@ def _same(found: Frame[pb.MomentumHeader] | Malformed, stock: pb.MomentumMessage
 
 
 @pytest.mark.parametrize("chunk_bytes", [4, 12, 39, 40, 41, 1 << 20])
-def test_a_tensor_is_one_frame_when_it_fits_and_else_header_chunks_and_trailer(chunk_bytes: int) -> None:
+def test_a_tensor_is_a_frame_a_chunk_with_the_header_in_the_first_and_the_trailer_in_the_last(chunk_bytes: int) -> None:
     tensor = np.arange(10, dtype=np.float32)
     stock = [pb.MomentumMessage.FromString(data) for data in tensor_frames(HEADER, tensor, chunk_bytes)]
-    assert len(stock) == (1 if chunk_bytes >= 40 else 2 + -(-40 // chunk_bytes))
+    assert len(stock) == -(-40 // chunk_bytes)
     assert b"".join(message.payload for message in stock) == tensor.astype("<f4").tobytes()
     assert all(len(message.payload) <= chunk_bytes for message in stock)
     assert [message.HasField("header") for message in stock] == [True] + [False] * (len(stock) - 1)
     assert [message.HasField("trailer") for message in stock] == [False] * (len(stock) - 1) + [True]
-    assert stock[-1].trailer == pb.Trailer(element_count=10, sha256=sha256(tensor.astype("<f4").tobytes()).digest())
+    assert stock[-1].trailer == pb.Trailer(element_count=10, digest=digest_of(tensor.astype("<f4").tobytes()))
     sent = 0
     for message in stock:
-        assert message.offset == (sent if message.payload else 0)
+        assert message.offset == sent
         sent += len(message.payload)
 
 
@@ -174,8 +174,12 @@ async def test_a_received_tensor_is_the_one_that_was_sent(chunk_bytes: int) -> N
 
 
 def _bad_tensors() -> dict[str, list[bytes]]:
-    whole = list(tensor_frames(pb.MomentumHeader(element_count=5), np.arange(5, dtype=np.float32), 8))
-    other = encode_frame(trailer=pb.Trailer(element_count=5, sha256=bytes(32)))
+    header, tensor = pb.MomentumHeader(element_count=5), np.arange(5, dtype=np.float32)
+    data = tensor_bytes(tensor)
+    chunks = [encode_frame(offset=start, payload=data[start : start + 8]) for start in range(0, 20, 8)]
+    end = encode_frame(trailer=pb.Trailer(element_count=5, digest=digest_of(data)))
+    whole = [encode_frame(header=header), *chunks, end]  # each part apart, which is as good
+    other = encode_frame(trailer=pb.Trailer(element_count=5, digest=bytes(16)))
     return {
         "nothing": [],
         "no header": whole[1:],

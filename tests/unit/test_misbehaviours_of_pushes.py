@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from federations import small_experiment
 from adversary.misbehaviour import Ground, Misbehaviour, make_misbehaviours
 from client.push import Push, Reply
 from common.errors import AttackError
+from common.rpc.digests import digest_of
 from common.rpc.frames import Frame, Malformed, decode_frame, tensor_bytes
 from common.rpc.v1 import parameter_server_pb2 as pb
 
@@ -86,7 +86,7 @@ def ends(messages: list[Message]) -> tuple[int, bool]:
     """The count in the last message, and whether its digest is that of what was sent."""
     trailer = messages[-1].trailer
     assert trailer is not None
-    return trailer.element_count, trailer.sha256 == sha256(payload(messages)).digest()
+    return trailer.element_count, trailer.digest == digest_of(payload(messages))
 
 
 def in_order(messages: list[Message]) -> bool:

@@ -698,19 +698,19 @@ class Trailer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ELEMENT_COUNT_FIELD_NUMBER: _builtins.int
-    SHA256_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     element_count: _builtins.int
-    sha256: _builtins.bytes
-    """of the payload bytes, in order"""
+    digest: _builtins.bytes
+    """XXH3-128 of the payload bytes, in order: 16 bytes, canonical (big-endian)"""
     def __init__(
         self,
         *,
         element_count: _builtins.int = ...,
-        sha256: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["element_count", b"element_count", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "element_count", b"element_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
