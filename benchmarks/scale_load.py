@@ -26,7 +26,7 @@ import numpy as np
 from common.randomness import stream
 from common.rpc import PROTOCOL_VERSION
 from common.rpc.digests import Digest, digest_of
-from common.rpc.frames import Frame, Malformed, decode_frame, encode_frame, tensor_bytes
+from common.rpc.frames import Malformed, decode_frame, encode_frame, tensor_bytes
 from common.rpc.methods import PARAMETER_SERVER, ParameterServerStub
 from common.rpc.options import channel_options
 from common.rpc.refusals import kind_name
@@ -70,45 +70,82 @@ class Momentum:
 
 
 class Models:
-    """The models that reached this process: the first copy of each is checked, the others are compared with it."""
+    """The models that reach this process: the first copy of each is checked, and all others are compared with it.
+
+    A frame is let go as soon as it has been looked at, but for those of the newest model.
+    """
 
     def __init__(self, d: int) -> None:
-        self._d, self._frames, self._model = d, Frames(), pb.Model()
+        self._d = d
+        self._newest = Copy(d)
 
-    def read(self, frames: Frames) -> pb.ModelHeader:
-        """The header of an answer, once all that follows it is known to be right.
+    def copy(self, frame: bytes) -> Copy:
+        """The copy that this first frame begins.
 
         Raises
         ------
         Lost
-            It is not.
+            It begins none.
         """
-        if frames == self._frames:
-            return pb.ModelHeader(model=self._model)
-        if not frames:
-            raise Lost("an answer without a frame")
-        decoded = [decode_frame(frame, pb.ModelHeader) for frame in frames]
-        whole = [frame for frame in decoded if isinstance(frame, Frame)]
-        if len(whole) < len(decoded) or whole[0].header is None:
-            raise Lost("a malformed answer")
-        header = whole[0].header
-        if header.WhichOneof("outcome") == "model":
-            self._check(header.model, whole)
-            self._frames, self._model = frames, header.model
-        return header
+        if not self._newest.begins_with(frame):
+            other = Copy(self._d)
+            other.take(0, frame)
+            if other.header.WhichOneof("outcome") != "model":
+                return other
+            if other.header.model.round_id < self._newest.header.model.round_id:
+                raise Lost(f"the model of round {other.header.model.round_id} after a later one")
+            self._newest = other
+        return self._newest
 
-    def _check(self, model: pb.Model, frames: list[Frame[pb.ModelHeader]]) -> None:
-        digest, received = Digest(), 0
-        for frame in frames:
-            if len(frame.payload) and frame.offset != received:
-                raise Lost(f"a chunk at byte {frame.offset}, expected {received}")
-            digest.update(frame.payload)
-            received += len(frame.payload)
-        trailer = frames[-1].trailer
-        if received != 4 * self._d or trailer is None or trailer.digest != digest.digest():
-            raise Lost(f"a model of {received} bytes that is not what its trailer says")
-        if model.round_id < self._model.round_id:
-            raise Lost(f"the model of round {model.round_id} after that of round {self._model.round_id}")
+
+class Copy:
+    """A model as the first of those who get it sees it, or another answer."""
+
+    def __init__(self, d: int) -> None:
+        self._size, self._frames, self._digest, self._received = 4 * d, Frames(), Digest(), 0
+        self.header = pb.ModelHeader()
+        self.complete = False
+
+    def begins_with(self, frame: bytes) -> bool:
+        return bool(self._frames) and self._frames[0] == frame
+
+    def take(self, index: int, frame: bytes) -> None:
+        """The same frame as others had at this place, or the first one there.
+
+        Raises
+        ------
+        Lost
+            It is neither.
+        """
+        if index < len(self._frames):
+            if frame != self._frames[index]:
+                raise Lost(f"frame {index} of a model is not what others were sent")
+            return
+        found = decode_frame(frame, pb.ModelHeader)
+        if isinstance(found, Malformed) or self.complete or (found.header is None) != (index > 0):
+            raise Lost(f"frame {index} of an answer is none")
+        if found.header is not None:
+            self.header = found.header
+        if len(found.payload) and found.offset != self._received:
+            raise Lost(f"a chunk at byte {found.offset}, expected {self._received}")
+        self._digest.update(found.payload)
+        self._received += len(found.payload)
+        self._frames.append(frame)
+        if found.trailer is not None:
+            if self._received != self._size or found.trailer.digest != self._digest.digest():
+                raise Lost(f"a model of {self._received} bytes that is not what its trailer says")
+            self.complete = True
+
+    def ends_after(self, count: int) -> None:
+        """The stream has ended.
+
+        Raises
+        ------
+        Lost
+            Too early.
+        """
+        if self.header.HasField("model") and not (self.complete and count == len(self._frames)):
+            raise Lost(f"a model that ends after {count} frames")
 
 
 class Client:
@@ -191,10 +228,7 @@ class Client:
         wanted = 0
         while True:
             request = pb.PullModelRequest(caller=caller, round_id=wanted, wait_s=CALL_S)
-            call, frames = self._pull(request, timeout=2 * CALL_S), Frames()
-            while (frame := await call.read()) is not grpc.aio.EOF:
-                frames.append(frame)
-            header = self._models.read(frames)
+            header = await self._answer(self._pull(request, timeout=2 * CALL_S))
             match header.WhichOneof("outcome"):
                 case "model":
                     await self._push(caller, header.model.round_id)
@@ -203,6 +237,18 @@ class Client:
                     return
                 case "refusal":
                     _refuse(header)
+
+    async def _answer(self, call: Any) -> pb.ModelHeader:
+        copy, count = None, 0
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            if copy is None:
+                copy = self._models.copy(frame)
+            copy.take(count, frame)
+            count += 1
+        if copy is None:
+            raise Lost("an answer without a frame")
+        copy.ends_after(count)
+        return copy.header
 
     async def _push(self, caller: pb.Caller, round_id: int) -> None:
         header = pb.MomentumHeader(
