@@ -61,8 +61,9 @@ class _Server:
         while time.monotonic() < until:
             if self.stopped.is_set():
                 return self.end("interrupted", "asked to stop")
-            if (self.run_dir / "end").exists():
-                return self.end((self.run_dir / "end").read_text(), "as the test said")
+            file = self.run_dir / "end"
+            if file.exists() and (status := file.read_text()):  # it is empty until it has been written
+                return self.end(status, "as the test said")
             time.sleep(0.02)
         return self.end("failed", "nobody ended this test")
 
