@@ -10,7 +10,7 @@ FUZZ_S     ?= 600
 SEED       ?=
 SCHEDULES  ?= 1000000
 
-.PHONY: help install run test test-system test-all simulate chaos check format proto data clean bench-aggregation bench-noise bench-scale bench-misbehaviour bench-attacks fuzz
+.PHONY: help install run test test-system test-all simulate chaos check format proto data clean bench-aggregation bench-noise bench-scale bench-recorder bench-misbehaviour bench-attacks fuzz
 
 help:
 	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
@@ -23,6 +23,7 @@ help:
 	@echo "make check        lint, types, layers"
 	@echo "make bench-aggregation  time the rules beside their peers"
 	@echo "make bench-noise  time the noise beside a whole round"
+	@echo "make bench-recorder  what the record of a round costs"
 	@echo "make bench-misbehaviour  what each misbehaviour costs the others (six minutes)"
 	@echo "make bench-scale  a thousand connections beside a bare echo (about five minutes)"
 	@echo "make bench-attacks  which attack breaks which rule (half an hour; may be stopped, and goes on)"
@@ -82,6 +83,9 @@ bench-aggregation: install
 
 bench-noise: install
 	$(BIN)/python benchmarks/noise.py
+
+bench-recorder: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/recorder.py
 
 bench-misbehaviour: install
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/misbehaviour.py

@@ -85,6 +85,7 @@ def experiment_of(name: str) -> Experiment:
                 "leave_deadline_s": 0.5,
                 "server_gone_s": 10.0,
             },
+            "monitoring": {"status": ""},
         }
     )
 

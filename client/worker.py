@@ -17,7 +17,7 @@ from common.learning.datasets import Dataset, to_tensor
 from common.learning.gradient import FlatModel
 from common.randomness import stream, stream_key
 
-__all__ = ["Worker", "clip_to"]
+__all__ = ["Worker", "batch_of", "clip_to", "next_momentum"]
 
 
 def clip_to(vector: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
@@ -28,6 +28,28 @@ def clip_to(vector: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
     if clip_norm is not None and norm > clip_norm:
         vector.mul_(clip_norm / norm)
     return vector
+
+
+def next_momentum(
+    momentum: torch.Tensor,
+    gradient: torch.Tensor,
+    *,
+    clip_norm: float | None,
+    alpha: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """m_i after a round, float32 (d,): clip the gradient (in place), and average; ``out`` may be ``momentum``."""
+    clip_to(gradient, clip_norm)
+    return torch.mul(momentum, alpha, out=out).add_(gradient, alpha=1 - alpha)
+
+
+def batch_of(
+    indices: npt.NDArray[np.int64], training: Training, *, client_id: int, round_id: int
+) -> npt.NDArray[np.int64]:
+    """Indices of a round's minibatch, drawn without replacement; all of the data if there is less than a batch."""
+    size = min(training.batch_size, len(indices))
+    random = stream(training.seed, "batch", client=client_id, round_id=round_id)
+    return indices[random.choice(len(indices), size=size, replace=False)]
 
 
 class Worker:
@@ -66,10 +88,13 @@ class Worker:
         """
         last_round, momentum = self._held
         if round_id != last_round:
-            gradient = clip_to(self._gradient(round_id), self._training.clip_norm)
-            alpha = self._client_momentum(round_id)
             # A new tensor each round: the old one may still be on its way to the network.
-            momentum = momentum.mul(alpha).add_(gradient, alpha=1 - alpha)
+            momentum = next_momentum(
+                momentum,
+                self._gradient(round_id),
+                clip_norm=self._training.clip_norm,
+                alpha=self._client_momentum(round_id),
+            )
             self._held = (round_id, momentum)
         return momentum.numpy()
 
@@ -87,13 +112,7 @@ class Worker:
         self._held = (held.round_id, torch.from_numpy(held.momentum.astype(np.float32)))
 
     def _gradient(self, round_id: int) -> torch.Tensor:
-        batch = self._batch(round_id)
+        batch = batch_of(self._indices, self._training, client_id=self.client_id, round_id=round_id)
         inputs, labels = to_tensor(self._dataset.train, batch, self._dataset)
         seed = stream_key(self._training.seed, "dropout", client=self.client_id, round_id=round_id)
         return self._model.gradient(inputs, labels, self._l2, seed=seed)
-
-    def _batch(self, round_id: int) -> npt.NDArray[np.int64]:
-        """Indices of a round's minibatch, drawn without replacement; all of the data if there is less than a batch."""
-        size = min(self._training.batch_size, len(self._indices))
-        random = stream(self._training.seed, "batch", client=self.client_id, round_id=round_id)
-        return self._indices[random.choice(len(self._indices), size=size, replace=False)]

@@ -41,6 +41,7 @@ __all__ = [
     "Federation",
     "Misbehaviour",
     "Model",
+    "Monitoring",
     "Network",
     "Privacy",
     "Tls",
@@ -352,6 +353,15 @@ class Client(_Section):
     lifetime_delta: float = Field(default=1e-5, gt=0, lt=1)
 
 
+class Monitoring(_Section):
+    """Where the PS shows how the run goes (docs/monitoring.md)."""
+
+    status: str = Field(
+        default="127.0.0.1:0", description="host:port of the PS's status page; port 0: any free one; '' for none"
+    )
+    otlp: str = Field(default="", description="address of an OpenTelemetry collector that the PS sends spans to")
+
+
 class Experiment(_Section):
     """The whole configuration of a run."""
 
@@ -366,6 +376,7 @@ class Experiment(_Section):
     model: Model = Model()
     network: Network = Network()
     client: Client = Client()
+    monitoring: Monitoring = Monitoring()
     folder: Path | None = Field(default=None, description="the experiment file's: a user's own modules lie there")
 
     @model_validator(mode="after")
@@ -476,9 +487,9 @@ SCHEDULE = ("join_deadline_s", "round_period_s", "publish_margin_s")
 
 
 def digest_of(configuration: Mapping[str, Any]) -> str:
-    """SHA-256 (64 hex digits) of a whole configuration; of its ``network`` section, which may change later, only the
-    public schedule."""
-    kept = {section: values for section, values in configuration.items() if section != "network"}
+    """SHA-256 (64 hex digits) of a whole configuration but for what may change later: its ``monitoring`` section, and
+    its ``network`` section without the public schedule."""
+    kept = {section: values for section, values in configuration.items() if section not in ("network", "monitoring")}
     kept["network"] = {key: configuration.get("network", {}).get(key) for key in SCHEDULE}
     return sha256(json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -26,6 +26,7 @@ OpenDP, https://opendp.org, ``make_gaussian`` over integer vectors.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from importlib import metadata
 from typing import NoReturn
@@ -33,7 +34,7 @@ from typing import NoReturn
 import numpy as np
 
 from common.errors import ConfigError, PrivacyError
-from common.noise import Vector, check_scale, this_process
+from common.noise import Drawing, Vector, check_scale, this_process
 
 __all__ = ["LARGEST_SCALE", "MOST_PARAMETERS", "DiscreteGaussian", "DiscreteNoise"]
 
@@ -79,6 +80,7 @@ class DiscreteGaussian:
             )
         self._sampler = _sampler()
         self._d: int | None = num_parameters
+        self.drawing: Drawing | None = None
 
     def on_grid(self, sigma: float, grid: float) -> Vector:
         """See :meth:`common.noise.GridNoise.on_grid`.
@@ -99,8 +101,10 @@ class DiscreteGaussian:
         if d is None:
             raise RuntimeError("this noise was added to a release already: draw new noise for another")
         _refuse_repeated_process_id()
+        began_at = time.monotonic()
         noise = np.array(self._sampler(scale, d), dtype=np.int64).astype(np.float64)
         noise *= grid
+        self.drawing = Drawing(began_at, time.monotonic() - began_at)
         return noise
 
     def __reduce__(self) -> NoReturn:

@@ -26,10 +26,11 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ from common.randomness import stream
 
 __all__ = [
     "KEY_BITS",
+    "Drawing",
     "GridNoise",
     "NoiseAhead",
     "NoiseSource",
@@ -70,8 +72,19 @@ def this_process() -> tuple[int, int]:
     return os.getpid(), _forks
 
 
+class Drawing(NamedTuple):
+    """When noise was drawn: :func:`time.monotonic` when that began, and how many seconds it took."""
+
+    began_at: float
+    seconds: float
+
+
 class GridNoise(Protocol):
     """The noise of one release, ``(d,)``; how much is said when it is added."""
+
+    @property
+    def drawing(self) -> Drawing | None:
+        """When it was drawn, for the operator's record; None as long as it has not been, or if nobody looked."""
 
     def on_grid(self, sigma: float, grid: float) -> Vector:
         """``(d,)`` float64, owned by the caller: independent multiples of ``grid`` of standard deviation ``sigma``.
@@ -115,6 +128,8 @@ class RoundedGaussian:
     ----------
     draw
         ``(d,)`` float64, standard normal, fresh; not modified.
+    drawing
+        When it was drawn.
 
     Raises
     ------
@@ -131,10 +146,11 @@ class RoundedGaussian:
     Dong, Roth, Su, "Gaussian differential privacy" (JRSS-B 2022), Theorem 2.7 and Corollary 3.3.
     """
 
-    def __init__(self, draw: Vector) -> None:
+    def __init__(self, draw: Vector, drawing: Drawing | None = None) -> None:
         if draw.dtype != np.float64 or draw.ndim != 1:
             raise ValueError(f"draw: {draw.dtype} of shape {draw.shape}, expected a float64 vector (d,)")
         self._draw: Vector | None = draw
+        self.drawing = drawing
 
     def on_grid(self, sigma: float, grid: float) -> Vector:
         """See :meth:`GridNoise.on_grid`."""
@@ -228,12 +244,21 @@ class SeededGaussian:
         return stream(self.seed, self.purpose, round_id=round_id).standard_normal(d)
 
 
+_Drawn = tuple[Vector, Drawing]
+
+
+def _draw_now(source: NoiseSource, round_id: int, d: int) -> _Drawn:
+    began_at = time.monotonic()
+    vector = source.standard_normal(d, round_id=round_id)
+    return vector, Drawing(began_at, time.monotonic() - began_at)
+
+
 @dataclass(frozen=True, eq=False)
 class _Draw:
     round_id: int
     d: int
     process: tuple[int, int]
-    vector: Future[Vector]
+    result: Future[_Drawn]
 
 
 class NoiseAhead:
@@ -264,26 +289,29 @@ class NoiseAhead:
 
     def of_round(self, round_id: int, d: int) -> RoundedGaussian:
         """The noise of ``round_id`` as a release takes it: :meth:`take`, to be rounded to the release's grid."""
-        return RoundedGaussian(self.take(round_id, d))
+        return RoundedGaussian(*self._take(round_id, d))
 
     def take(self, round_id: int, d: int) -> Vector:
         """The normals of ``round_id``, ``(d,)`` float64, owned by the caller.
 
         Waits for a draw that is under way; draws now if none was started.
         """
+        return self._take(round_id, d)[0]
+
+    def _take(self, round_id: int, d: int) -> _Drawn:
         try:
             draw = self._drawn.popleft()
         except IndexError:
-            return self.source.standard_normal(d, round_id=round_id)
+            return _draw_now(self.source, round_id, d)
         if (draw.round_id, draw.d, draw.process) != (round_id, d, this_process()):
-            return self.source.standard_normal(d, round_id=round_id)
-        return draw.vector.result()
+            return _draw_now(self.source, round_id, d)
+        return draw.result.result()
 
     def _draw(self, draw: _Draw) -> None:
         try:
-            draw.vector.set_result(self.source.standard_normal(draw.d, round_id=draw.round_id))
+            draw.result.set_result(_draw_now(self.source, draw.round_id, draw.d))
         except BaseException as problem:  # belongs to whoever takes the draw
-            draw.vector.set_exception(problem)
+            draw.result.set_exception(problem)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("noise drawn ahead belongs to one process and is used once: it cannot be copied")

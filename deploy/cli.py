@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from deploy.bench import app as bench_app
 from deploy.certs.command import certs
 from deploy.chaos.command import chaos
 from deploy.doctor import doctor
@@ -23,6 +24,7 @@ from deploy.listing import list_
 from deploy.origin import shadowed
 from deploy.privacy import app as privacy_app
 from deploy.report.command import report
+from deploy.sweep.command import sweep
 
 if TYPE_CHECKING:
     from client.exchange import Outcome
@@ -40,6 +42,7 @@ app = typer.Typer(
 )
 
 app.add_typer(privacy_app)
+app.add_typer(bench_app)
 
 ExperimentArgument = Annotated[
     str, typer.Argument(help="A TOML file, or the name of a ready experiment.", show_default=False)
@@ -62,6 +65,9 @@ ResumeOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else, on stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress and no table.")]
+NoReportOption = Annotated[
+    bool, typer.Option("--no-report", help="Write no report at the end; `byzuldp report RUN` does it later.")
+]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Allow an address beyond this machine without encryption.")
 ]
@@ -120,15 +126,48 @@ def run(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    no_report: NoReportOption = False,
 ) -> None:
     """Run an experiment on this machine: parameter server, clients and adversaries as separate processes."""
     from deploy.display import open_display
     from deploy.local import run_locally
 
     configuration, folder = _asked_for(experiment, set_, run_dir, resume)
-    with open_display(_name(experiment, folder), configuration.training.rounds, quiet=quiet) as display:
+    name, rounds, budget = _name(experiment, folder), configuration.training.rounds, configuration.privacy.epsilon
+    with open_display(name, rounds, budget=budget, quiet=quiet, stays=True) as display:
         ending = run_locally(configuration, folder, display, resume=resume)
-    _conclude(ending, as_json=as_json, quiet=quiet)
+    _conclude(ending, as_json=as_json, quiet=quiet, with_report=not no_report)
+
+
+@app.command()
+def simulate(
+    experiment: ResumableArgument = None,
+    set_: SetOption = None,
+    run_dir: RunDirOption = None,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    no_report: NoReportOption = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="One client after the other, by the clients' own code; slower.")
+    ] = False,
+) -> None:
+    """Run an experiment in this process, without the network: same algorithm, same run folder, many times as fast."""
+    from deploy.display import open_display
+    from deploy.local import Ending
+    from deploy.logs import forward_warnings
+
+    configuration, folder = _asked_for(experiment, set_, run_dir, resume)
+    with open_display(_name(experiment, folder), configuration.training.rounds, quiet=quiet) as display:
+        forward_warnings(display.show)
+        display.show({"event": "note", "message": "loading PyTorch"})
+        from deploy.simulate.run import run_simulation
+        from deploy.simulate.stopping import stopped_by_signals
+
+        with _interruptible(), stopped_by_signals() as stop:
+            summary = run_simulation(configuration, folder, resume=resume, report=display.show, exact=exact, stop=stop)
+    ending = Ending(summary["status"], summary["message"], folder, summary)
+    _conclude(ending, as_json=as_json, quiet=quiet, with_report=not no_report, command="simulate")
 
 
 @app.command()
@@ -139,6 +178,7 @@ def ps(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    no_report: NoReportOption = False,
     insecure: InsecureOption = False,
     address: Annotated[
         str | None, typer.Option("--address", metavar="HOST:PORT", help="Where to listen.", show_default=False)
@@ -171,7 +211,7 @@ def ps(
         with _interruptible():
             summary = run_parameter_server(configuration, folder, resume=resume, report=display.show)
     ending = Ending(summary["status"], summary["message"], folder, summary)
-    _conclude(ending, as_json=as_json, quiet=quiet, command="ps")
+    _conclude(ending, as_json=as_json, quiet=quiet, with_report=not no_report, command="ps")
 
 
 @app.command()
@@ -306,6 +346,7 @@ app.command()(certs)
 app.command()(doctor)
 app.command()(chaos)
 app.command()(report)
+app.command()(sweep)
 app.command(name="list")(list_)
 
 
@@ -361,7 +402,8 @@ def _run_dir(source: str, given: Path | None, resume: bool) -> Path:
 
 
 def _stored(given: Experiment, folder: Path) -> Experiment:
-    """The configuration a run is resumed under: as stored, but for what is asked for in ``[network]``.
+    """The configuration a run is resumed under: as stored, but for what is asked for in ``[network]`` and
+    ``[monitoring]``.
 
     Raises
     ------
@@ -378,8 +420,11 @@ def _stored(given: Experiment, folder: Path) -> Experiment:
             f"a resumed run keeps its configuration, but another was asked for: {text}; leave that out (--resume "
             "--run-dir is enough), or start another run in another --run-dir"
         )
-    asked = {key: getattr(given.network, key) for key in given.network.model_fields_set}
-    return stored.model_copy(update={"network": stored.network.model_copy(update=asked)})
+    changed = {}
+    for name in ("network", "monitoring"):
+        asked = {key: getattr(getattr(given, name), key) for key in getattr(given, name).model_fields_set}
+        changed[name] = getattr(stored, name).model_copy(update=asked)
+    return stored.model_copy(update=changed)
 
 
 def _ids(text: str, clients: int) -> list[int]:
@@ -402,38 +447,16 @@ def _credentials(configuration: Experiment, tokens: Path | None, ids: list[int])
     Raises
     ------
     ConfigError
-        There are neither, or see :func:`_tokens`.
+        There are neither, or see :func:`deploy.tokens.tokens_of`.
     """
     from common.errors import ConfigError
+    from deploy.tokens import tokens_of
 
     if tokens is not None:
-        return _tokens(tokens, ids)
+        return tokens_of(tokens, ids)
     if not configuration.network.tls.enabled:
         raise ConfigError("--tokens is missing: without TLS a client shows its join token")
     return dict.fromkeys(ids, "")
-
-
-def _tokens(path: Path, ids: list[int]) -> dict[int, str]:
-    """The join tokens of these identities.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, is not a JSON object of strings, or lacks one.
-    """
-    import json
-
-    from common.errors import ConfigError
-
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise ConfigError(f"--tokens {path}: cannot be read ({problem}); expected a JSON file") from None
-    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
-        raise ConfigError(f'--tokens {path}: expected {{"0": "token", …}}')
-    if missing := [str(client_id) for client_id in ids if str(client_id) not in stored]:
-        raise ConfigError(f"--tokens {path}: no token of {', '.join(missing[:10])}{' …' if missing[10:] else ''}")
-    return {client_id: stored[str(client_id)] for client_id in ids}
 
 
 @contextmanager
@@ -466,8 +489,10 @@ def _take_part(take_part: Callable[[], Outcome]) -> None:
     raise typer.Exit(exit_code_of(outcome.status))
 
 
-def _conclude(ending: Ending, *, as_json: bool, quiet: bool, command: str = "run") -> None:
-    """Print what came out, and exit with the status's code."""
+def _conclude(
+    ending: Ending, *, as_json: bool, quiet: bool, with_report: bool, command: Literal["run", "ps", "simulate"] = "run"
+) -> None:
+    """Print what came out, write the report, and exit with the status's code."""
     import json
 
     from common.errors import exit_code_of
@@ -486,7 +511,26 @@ def _conclude(ending: Ending, *, as_json: bool, quiet: bool, command: str = "run
         if ending.status in ("interrupted", "quorum_lost", "failed") and (ending.run_dir / "run.sqlite").exists():
             program = shlex.join([sys.argv[0], command, "--resume", "--run-dir", str(ending.run_dir)])
             typer.echo(f"go on with: {program}", err=True)
+    if with_report:
+        # Last, since it takes seconds: everything else has been said.
+        _report_at_end(ending.run_dir, "forkserver" if command == "run" else "spawn", as_json=as_json, quiet=quiet)
     raise typer.Exit(exit_code_of(ending.status))
+
+
+def _report_at_end(run_dir: Path, start_method: Literal["forkserver", "spawn"], *, as_json: bool, quiet: bool) -> None:
+    """Write the report and say where it is; whatever is wrong with it is a warning. Ctrl-C leaves it out."""
+    from common.errors import Interrupted
+    from deploy.final_report import report_at_end
+
+    try:
+        with _interruptible():
+            path, problem = report_at_end(run_dir, start_method=start_method)
+    except Interrupted as stopped:
+        path, problem = None, str(stopped)
+    if problem:
+        typer.echo(f"warning: no report was written: {problem}; `byzuldp report {run_dir}` tries again", err=True)
+    elif path is not None and not quiet:
+        typer.echo(f"report: {path}", err=as_json)
 
 
 if __name__ == "__main__":

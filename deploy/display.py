@@ -10,14 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from deploy.plots import sparkline
+from deploy.panel import panel_of
 from deploy.progress import Progress, seconds_words
 
 __all__ = ["Display", "LineDisplay", "LiveDisplay", "QuietDisplay", "open_display"]
@@ -104,6 +101,8 @@ class LineDisplay:
                 self._write(f"run {event['run_id']} at {event['address']}, folder {event['run_dir']}")
                 if event.get("wiretap"):
                     self._write(f"wiretap at {event['wiretap']}: honest momenta are readable, this run is not private")
+            case "status_page":
+                self._write(f"status page: {self._progress.status_url}")
             case "resumed":
                 self._write(f"resuming from round {event['round']}")
             case "note":
@@ -143,21 +142,41 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A panel that is redrawn in place; warnings are printed above it and stay."""
+    """A panel that is redrawn in place; warnings are printed above it and stay.
 
-    def __init__(self, name: str, rounds: int, console: Console, clock: Clock = time.monotonic) -> None:
-        self._progress, self._clock = Progress(name, rounds), clock
-        self._live = Live(console=console, auto_refresh=False, transient=True, get_renderable=self.render)
+    Parameters
+    ----------
+    budget
+        ε, if privacy was asked for.
+    stays
+        Whether the last state is left on the screen.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rounds: int,
+        console: Console,
+        clock: Clock = time.monotonic,
+        *,
+        budget: float | None = None,
+        stays: bool = False,
+    ) -> None:
+        self._progress, self._console, self._clock = Progress(name, rounds, budget), console, clock
+        self._stays = stays
         self._warnings = _Warnings(
             lambda message: console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
         )
         self._drawn_at = -1e9
+        self._width, self._lines = console.width, 0
+        self._live = self._new_live()
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._live.transient = not self._stays
         self._live.stop()
 
     def show(self, event: dict[str, Any]) -> None:
@@ -171,41 +190,43 @@ class LiveDisplay:
         self._warnings.tick(now)
         if now - self._drawn_at >= REFRESH_S:
             self._drawn_at = now
+            if self._console.width != self._width:
+                self._begin_anew()
             self._live.refresh()
 
     def render(self) -> RenderableType:
         """The panel as of now."""
-        progress, now = self._progress, self._clock()
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="dim", justify="right", no_wrap=True)
-        facts.add_column(ratio=1)
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(
-            f"{progress.round} of {progress.of}",
-            ProgressBar(total=progress.of, completed=progress.round, width=32),
-            f"{seconds_words(progress.left_s)} left" if progress.round and progress.left_s else "",
-        )
-        facts.add_row("round", bar)
-        curve = sparkline([accuracy for _, accuracy in progress.curve], width=32)
-        facts.add_row("accuracy", Text(f"{progress.accuracy_words()}  ") + Text(curve, style="green"))
-        facts.add_row("privacy", progress.privacy_words())
-        facts.add_row("round time", seconds_words(progress.latency_s))
-        answered = Text(progress.answered_words(), style="yellow" if progress.missing else "")
-        facts.add_row("answered", answered)
-        parts: list[RenderableType] = [facts]
-        if (waiting := progress.waiting(now) or progress.note) and progress.end is None:
-            parts.append(Text(f"… {waiting}", style="cyan"))
-        if progress.end is not None:
-            parts.append(Text(f"{progress.end[0]}: {progress.end[1]}; evaluating the final model"))
-        if progress.num_warnings:
-            parts.append(Text(f"warnings so far: {progress.num_warnings}", style="yellow"))
-        where = f"run {progress.run_id} at {progress.address}" if progress.address else "starting"
-        return Panel(Group(*parts), title=f"[bold]{progress.name}[/bold]", subtitle=where, title_align="left")
+        width, height = self._console.size
+        # One line is left free: with it the terminal would scroll, and the panel's top be out of reach.
+        room = height - 1
+        colour = self._console.color_system is not None and not self._console.no_color
+        panel = panel_of(self._progress, self._clock(), width=width, height=room, colour=colour)
+        self._width = width
+        self._lines = panel.height or 0
+        return panel
+
+    def _new_live(self) -> Live:
+        return Live(console=self._console, auto_refresh=False, transient=True, get_renderable=self.render)
+
+    def _begin_anew(self) -> None:
+        """The terminal has another width. In a narrower one the lines of the panel were broken: take all of it away."""
+        broken = self._lines * (-(-self._width // max(1, self._console.width)) - 1)
+        self._live.stop()
+        if broken > 0:
+            self._console.file.write(f"\x1b[{broken}A\x1b[J")
+        self._live = self._new_live()
+        self._live.start()
 
 
 @contextlib.contextmanager
 def open_display(
-    name: str, rounds: int, *, quiet: bool = False, style: Literal["auto", "lines"] = "auto"
+    name: str,
+    rounds: int,
+    *,
+    budget: float | None = None,
+    quiet: bool = False,
+    style: Literal["auto", "lines"] = "auto",
+    stays: bool = False,
 ) -> Iterator[Display]:
     """The display that suits standard error.
 
@@ -213,8 +234,12 @@ def open_display(
     ----------
     name, rounds
         The experiment's name and its T.
+    budget
+        ε, if privacy was asked for.
     quiet
         Show nothing.
+    stays
+        Whether a live view is left on the screen at the end.
     style
         ``lines`` even on a terminal: for a caller that cannot give ``tick`` regularly.
     """
@@ -222,7 +247,7 @@ def open_display(
     if quiet:
         yield QuietDisplay()
     elif console.is_terminal and not console.is_dumb_terminal and style == "auto":
-        with LiveDisplay(name, rounds, console) as live:
+        with LiveDisplay(name, rounds, console, budget=budget, stays=stays) as live:
             yield live
     else:
         yield LineDisplay(name, rounds, lambda line: _write_line(console, line))

@@ -69,7 +69,7 @@ def run_locally(
         Nothing was started. Whatever is found later is the ending's status.
     """
     if resume:
-        experiment = stored_experiment(run_dir)
+        experiment = stored_experiment(run_dir).model_copy(update={"monitoring": experiment.monitoring})
         _refuse_others_clients(run_dir)
     elif (run_dir / "experiment.json").exists() or (run_dir / "run.sqlite").exists():
         raise RunFolderExists(f"{run_dir}: holds a run already; continue it with --resume, or choose another --run-dir")

@@ -106,6 +106,7 @@ class Coordinator:
         self._bytes_down = self._bytes_up = 0
         self._errors_told: set[tuple[int, int]] = set()
         self._tally = Tally(self._write_refusals)
+        self._refusals: Counter[str] = Counter()  # by kind, since this server began
         self._answered_by: dict[int, bytes] = {}  # the incarnation whose momentum of the open round is complete
         self._repeats: Counter[int] = Counter()  # of a momentum of the open round that is complete
 
@@ -265,6 +266,8 @@ class Coordinator:
                 "round": closing.round_id + 1,
                 "of": self.experiment.training.rounds,
                 "latency_s": latency_s,
+                "segments": metrics.segments,
+                "live": len(self.members.roster.live),
                 "answered": len(closing.answered),
                 "clients": self.experiment.federation.clients,
                 "missing": list(closing.late),
@@ -409,6 +412,9 @@ class Coordinator:
     def _write_refusals(self, counts: Sequence[RefusalCount]) -> None:
         with _best_effort():
             self.store.record_refusals(counts)
+        for refusal in counts:
+            self._refusals[refusal.kind] += refusal.count
+        self._report({"event": "refusals", "counts": dict(self._refusals)})
 
     def client_error(self, attendance: Attendance, error: pb.ClientError) -> None:
         """A client reports a fault of its own."""

@@ -56,8 +56,11 @@ class Evaluator:
         self._thread = threading.Thread(target=self._work, name="evaluation", daemon=True)
         self._thread.start()
 
-    def offer(self, round_id: int, theta: npt.NDArray[np.float32]) -> None:
-        """Score a model later; never waits."""
+    def offer(self, round_id: int, theta: npt.NDArray[np.float32], *, patiently: bool = False) -> None:
+        """Score a model later; never waits, unless ``patiently``: then no model is left out."""
+        if patiently:
+            self._waiting.put((round_id, theta))
+            return
         try:
             self._waiting.put_nowait((round_id, theta))
         except queue.Full:

@@ -5,32 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from grpc_health.v1 import health_pb2
 
 from common.aggregation.step import prepare_conditioning
-from common.config import SCHEDULE, Experiment, Network, digest_of, experiment_from
-from common.durable import write_durably
-from common.errors import BudgetExhausted, StoreDamaged, StoreProblem
+from common.config import Experiment
+from common.errors import StoreProblem
 from common.learning.task import Task, build_task, single_threaded
 from common.rpc.addresses import Address, parse_address, refuse_insecure
 from common.rpc.credentials import refuse_unusable_server, server_credentials
 from common.rpc.methods import PARAMETER_SERVER, WIRETAP, handlers
+from ps.conclusion import conclude
 from ps.coordinator import Coordinator, Report
-from ps.durable import explaining
 from ps.evaluation import Evaluator, Score
 from ps.faults import Fault, no_fault
-from ps.founding import genesis_of, promised_by
 from ps.identity import Gate
 from ps.inbox import Inbox
 from ps.limits import limits_of, memory_of, options_of, refuse_beyond, with_descriptors
@@ -41,28 +37,24 @@ from ps.mechanism import (
     opened,
 )
 from ps.membership import Membership
-from ps.privacy.claim import claim_of
-from ps.privacy.ledger import Budget, Genesis, Ledger
+from ps.opening import as_promised, begin_run, stored_run, with_schedule_of
+from ps.privacy.ledger import Budget, Ledger
 from ps.privacy.plan import warnings_of
-from ps.privacy.pld import epsilon_pld
-from ps.privacy.previous import Previous
 from ps.release import Mechanism
 from ps.roster import Roster
 from ps.round_maker import RoundMaker
 from ps.rounds import EndRun
 from ps.service import ParameterServerService
-from ps.store import CommittedRound, EvaluationRecord, RunStore
+from ps.status import Members, RunFacts, StatusPage
+from ps.store import CommittedRound, RoundMetrics, RunStore
 from ps.streams import Streams
 from ps.strikes import Strikes
-from ps.summary import summarise, write_summary
 from ps.tokens import issue_tokens, load_hashes, save_hashes
+from ps.tracing import Tracing
 
 __all__ = ["run_parameter_server"]
 
 log = logging.getLogger("byzuldp.ps")
-
-MODEL_FILE = "model.safetensors"
-COMPLETED = "completed"
 
 
 def run_parameter_server(
@@ -80,7 +72,7 @@ def run_parameter_server(
     ----------
     resume
         Go on with the run in ``run_dir``, under the configuration stored there; of ``experiment`` only ``[network]``
-        counts.
+        and ``[monitoring]`` count.
     token_hashes
         SHA-256 of each identity's join token; without them, tokens are made and left in ``run_dir/operator``.
     report
@@ -97,15 +89,16 @@ def run_parameter_server(
     with ExitStack() as resources:
         if resume:
             store = resources.enter_context(RunStore.open(run_dir, fault=fault))
-            # Before anything acts on the stored configuration, a user's own modules that it names included.
-            ledger = Ledger.restored((text, head) for _, text, head in store.ledger_rows())
-            _refuse_other_configuration(store, ledger.genesis)
-            # The run keeps its configuration; where it listens and how long it waits may change.
-            stored = experiment_from(dict(store.configuration), where=f"{store.folder}: the stored configuration")
-            experiment = stored.model_copy(update={"network": _with_schedule_of(stored, experiment.network)})
+            ledger, stored = stored_run(store)
+            # The run keeps its configuration; where it listens, how long it waits and who watches may change.
+            changed = {"network": with_schedule_of(stored, experiment.network), "monitoring": experiment.monitoring}
+            experiment = stored.model_copy(update=changed)
         address = parse_address(experiment.network.address)
         refuse_insecure(address, insecure=experiment.network.insecure, tls=experiment.network.tls.enabled)
         refuse_unbindable(address)
+        page = resources.enter_context(closing(StatusPage(experiment.monitoring.status, report)))
+        report = page.report
+        tracing = resources.enter_context(closing(Tracing(experiment.monitoring.otlp)))
         refuse_unusable_server(experiment.network.tls)
         credentials = partial(server_credentials, experiment.network.tls) if experiment.network.tls.enabled else None
         gate = Gate(experiment.network.tls, experiment.federation.clients)
@@ -114,7 +107,7 @@ def run_parameter_server(
         memory = refuse_beyond(experiment, task.num_parameters)
         log.info("at most %s will be needed beside what is loaded now", memory)
         if resume:
-            mechanism = _as_promised(ledger.genesis, stored, task)
+            mechanism = as_promised(ledger.genesis, stored, task)
             budget = Budget.of(ledger.genesis)
             if token_hashes is None:
                 token_hashes = load_hashes(run_dir / "operator")
@@ -125,74 +118,27 @@ def run_parameter_server(
             report({"event": "resumed", "round": store.latest().round_id})
         else:
             previous, budget, mechanism = opened(experiment, lambda: task.dataset.train.labels)
-            store, ledger = _begin(experiment, run_dir, task, mechanism, previous, fault)
+            store, ledger = begin_run(experiment, run_dir, task, mechanism, previous, fault)
             resources.enter_context(store)
             if token_hashes is None:
                 token_hashes = issue_tokens(run_dir / "operator", range(experiment.federation.clients))
             save_hashes(run_dir / "operator", token_hashes)
-        run = _Run(experiment, store, task, ledger, budget, mechanism, token_hashes, gate, report, started_at, fault)
+        run = _Run(
+            experiment,
+            store,
+            task,
+            ledger,
+            budget,
+            mechanism,
+            token_hashes,
+            gate,
+            page,
+            tracing,
+            report,
+            started_at,
+            fault,
+        )
         return run.serve(address, credentials)
-
-
-def _begin(
-    experiment: Experiment,
-    run_dir: Path,
-    task: Task,
-    mechanism: Mechanism,
-    previous: Previous,
-    fault: Fault,
-) -> tuple[RunStore, Ledger]:
-    """Commit θ_0 with the ledger's first row: what this run may spend, fixed before round 0."""
-    run_id = secrets.token_hex(8)
-    genesis = genesis_of(experiment, mechanism, previous, task.num_parameters, run_id=run_id)
-    store, _ = RunStore.create(
-        run_dir,
-        run_id=run_id,
-        configuration=experiment.model_dump(mode="json"),
-        fingerprint=experiment.fingerprint(),
-        genesis_json=genesis.to_json(),
-        theta=task.model.parameters_flat().numpy().copy(),
-        fault=fault,
-    )
-    return store, Ledger.opened(genesis)
-
-
-def _with_schedule_of(stored: Experiment, network: Network) -> Network:
-    """What may change on a resume, with what may not: the public schedule, which the claim rests on."""
-    return network.model_copy(update={key: getattr(stored.network, key) for key in SCHEDULE})
-
-
-def _refuse_other_configuration(store: RunStore, genesis: Genesis) -> None:
-    """Refuse a run folder whose database says another run or configuration than row 0 of its ledger.
-
-    Raises
-    ------
-    StoreDamaged
-        Somebody changed it.
-    """
-    same = digest_of(store.configuration) == genesis.configuration and store.run_id == genesis.run_id
-    if not same:
-        raise StoreDamaged(
-            f"{store.folder}: the stored run and configuration are not those that row 0 of the ledger was opened "
-            "with; restore the folder as it was, or start another run in another --run-dir"
-        )
-
-
-def _as_promised(genesis: Genesis, experiment: Experiment, task: Task) -> Mechanism:
-    """The mechanism of a run that goes on; what row 0 of the ledger says is what would be released now.
-
-    Raises
-    ------
-    StoreDamaged
-        Row 0 was not opened by this configuration, or this version would release something else.
-    """
-    mechanism, wrong = promised_by(genesis, experiment, task.num_parameters, lambda: task.dataset.train.labels)
-    if wrong:
-        raise StoreDamaged(
-            f"row 0 of the ledger is not what this version makes of the run's configuration: {'; '.join(wrong)}; "
-            "resume with the version that started the run, or restore the folder as it was"
-        )
-    return mechanism
 
 
 @dataclass
@@ -205,6 +151,8 @@ class _Run:
     mechanism: Mechanism
     token_hashes: Mapping[int, bytes]
     gate: Gate
+    page: StatusPage
+    tracing: Tracing
     report: Report
     started_at: float
     fault: Fault
@@ -252,6 +200,7 @@ class _Run:
             membership=self._membership,
             report=self.report,
             evaluate=evaluate,
+            observe=self._observe,
             fault=self.fault,
         )
         limits = limits_of(network, self.mechanism.num_clients)
@@ -291,6 +240,8 @@ class _Run:
                 "memory_bytes": memory_of(experiment, self.task.num_parameters, limits).total,
             }
         )
+        self.page.start(self._facts(), Members(loop, coordinator.members.roster))
+        self.tracing.start(self.store.run_id)
         for warning in self._warnings(coordinator):
             self.report({"event": "warning", "message": warning})
         try:
@@ -309,6 +260,20 @@ class _Run:
             raise coordinator.store_problem
         # Still on the loop, so that a late SIGTERM finds a handler and not a half-written ending.
         return await loop.run_in_executor(None, self._conclude, end, evaluator)
+
+    def _observe(self, metrics: RoundMetrics) -> None:
+        self.page.observe(metrics)
+        self.tracing.observe(metrics)
+
+    def _facts(self) -> RunFacts:
+        return RunFacts(
+            run_id=self.store.run_id,
+            experiment=self.experiment,
+            ledger=self.ledger,
+            folder=self.store.folder,
+            rule=self.mechanism.rule.name,
+            parameters=self.task.num_parameters,
+        )
 
     def _warnings(self, coordinator: Coordinator) -> Iterator[str]:
         """What should be known before a long run: who could slow it down, and whether the noise lets it learn."""
@@ -343,54 +308,15 @@ class _Run:
         self.report({"event": "evaluation", "round": score.round_id, "accuracy": score.accuracy, "loss": score.loss})
 
     def _conclude(self, end: EndRun, evaluator: Evaluator) -> dict[str, Any]:
-        """Status, model, score, summary: in the order in which they matter if something cuts this short."""
-        experiment, latest = self.experiment, self.store.latest()
-        self.store.finish(end.status, end.message)
-        self._save_model()
-        score = evaluator.finish(latest.round_id, latest.theta)
-        private = claim_of(experiment, self.ledger.genesis.premises, late=self.store.late_models())
-        summary = summarise(
-            experiment=experiment,
+        return conclude(
+            self.experiment,
+            store=self.store,
+            task=self.task,
             ledger=self.ledger,
+            mechanism=self.mechanism,
+            evaluator=evaluator,
             status=end.status,
             message=end.message,
-            private=private,
-            checked=self._checked_epsilon(end.status) if private[0] else None,
-            rounds=self.store.rounds(),
-            evaluations=self.store.evaluations(),
-            refusals=self.store.refusals(),
-            final=EvaluationRecord(score.round_id, score.accuracy, score.loss, score.images),
-            extra={
-                "run_id": self.store.run_id,
-                "clients": experiment.federation.clients,
-                "byzantine": experiment.federation.byzantine,
-                "adversaries": experiment.num_adversaries,
-                "rule": self.mechanism.rule.name,
-                "attack": experiment.attack.name,
-                "misbehaviour": list(experiment.misbehaviour.names),
-                "parameters": self.task.num_parameters,
-                "seconds": time.perf_counter() - self.started_at,
-                "run_dir": str(self.store.folder),
-                "model_file": str(self.store.folder / "public" / MODEL_FILE),
-            },
+            started_at=self.started_at,
+            report=self.report,
         )
-        with explaining(self.store.folder / "summary.json", "write the summary"):
-            write_summary(self.store.folder, summary)
-        self.report({"event": "end", "status": end.status, "message": end.message})
-        return summary
-
-    def _checked_epsilon(self, status: str) -> float | None:
-        """ε by an independent accountant, once a run is over for good: it takes seconds."""
-        if status not in (COMPLETED, BudgetExhausted.status):
-            return None
-        return epsilon_pld(self.ledger, self.experiment.privacy.delta)
-
-    def _save_model(self) -> None:
-        """The trained model under the names of its state dict, for whoever uses it next."""
-        from safetensors.torch import save
-
-        theta = torch.from_numpy(self.store.latest().theta.copy())
-        path = self.store.folder / "public" / MODEL_FILE
-        with explaining(path, "write the trained model"):
-            write_durably(path, save(self.task.model.state_dict_from(theta)))
-            path.chmod(0o644)

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from common.errors import StoreProblem
 from ps.durable import connect, explaining, transaction
 from ps.spans import Span, pack, unpack
 
@@ -35,14 +39,16 @@ FILE = "operator/metrics.sqlite"
 IF_DAMAGED = "move the file away (with its -wal and -shm): the run does not depend on it, and goes on with --resume"
 T = TypeVar("T")
 
+MOVE_EVERY = 256  # writes, of two pages or so
+
 NO_CLIENT = -1  # NULL would make every row of the key distinct
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
   round_id INTEGER PRIMARY KEY, started_at REAL NOT NULL, latency_s REAL NOT NULL, segments TEXT NOT NULL,
-  answered INTEGER NOT NULL, missing TEXT NOT NULL, bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL
+  answered INTEGER NOT NULL, missing TEXT NOT NULL, bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL,
+  spans BLOB
 );
-CREATE TABLE IF NOT EXISTS spans (round_id INTEGER PRIMARY KEY, spans BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS evaluations (
   round_id INTEGER PRIMARY KEY, accuracy REAL, loss REAL, images INTEGER NOT NULL
 );
@@ -99,34 +105,55 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._written = 0
+        self._moving: threading.Thread | None = None
         with explaining(path, "open the run's metrics", damaged=IF_DAMAGED):
             self._connection = connect(path, synchronous="NORMAL", create=True)
             try:
+                self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # see _wrote
                 self._connection.executescript(_SCHEMA)
+                if not _has_spans(self._connection):
+                    self._connection.execute("ALTER TABLE rounds ADD COLUMN spans BLOB")
             except BaseException:
                 self._connection.close()
                 raise
 
     def close(self) -> None:
+        if self._moving is not None:
+            self._moving.join()
         self._connection.close()
+
+    def _wrote(self) -> None:
+        """Now and then SQLite's log is moved into the database, which costs an fsync: not on the thread that records,
+        which is the event loop's."""
+        self._written += 1
+        if self._written >= MOVE_EVERY and (self._moving is None or not self._moving.is_alive()):
+            self._written = 0
+            self._moving = threading.Thread(target=self._move, name="records", daemon=True)
+            self._moving.start()
+
+    def _move(self) -> None:
+        with suppress(StoreProblem), explaining(self._path, "move the log into the database", damaged=IF_DAMAGED):
+            connection = connect(self._path, synchronous="NORMAL", create=False)
+            try:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            finally:
+                connection.close()
 
     def round(self, metrics: RoundMetrics) -> None:
         """Record a round; one that is run again after a crash replaces the record of its first try."""
-        row = (
+        self._write(
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             metrics.round_id,
             metrics.started_at,
             metrics.latency_s,
-            json.dumps(dict(metrics.segments)),
+            _segments_template(tuple(metrics.segments)) % tuple(metrics.segments.values()),
             metrics.answered,
-            json.dumps(list(metrics.missing)),
+            json.dumps(metrics.missing),
             metrics.bytes_down,
             metrics.bytes_up,
+            pack(metrics.spans),
         )
-        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED), transaction(self._connection):
-            self._connection.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            if metrics.spans:
-                spans = (metrics.round_id, pack(metrics.spans))
-                self._connection.execute("INSERT OR REPLACE INTO spans VALUES (?, ?)", spans)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         self._write(
@@ -148,15 +175,23 @@ class Records:
                     for c in counts
                 ],
             )
+        self._wrote()
 
     def read(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
         """Ask :func:`rounds`, :func:`evaluations` or :func:`refusals`."""
         with explaining(self._path, "read the run's metrics", damaged=IF_DAMAGED):
             return query(self._connection)
 
-    def _write(self, statement: str, *values: float | str) -> None:
-        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED), transaction(self._connection):
-            self._connection.execute(statement, values)
+    def _write(self, statement: str, *values: float | str | bytes) -> None:
+        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED):
+            self._connection.execute(statement, values)  # one statement is a transaction
+        self._wrote()
+
+
+@lru_cache
+def _segments_template(names: tuple[str, ...]) -> str:
+    """JSON with a place for each number, to nine digits: ``json`` would take five times as long."""
+    return "{" + ", ".join(f"{json.dumps(name).replace('%', '%%')}: %.9g" for name in names) + "}"
 
 
 def rounds(connection: sqlite3.Connection) -> list[RoundMetrics]:
@@ -172,10 +207,14 @@ def rounds(connection: sqlite3.Connection) -> list[RoundMetrics]:
 
 def spans(connection: sqlite3.Connection, round_id: int) -> list[Span]:
     """What happened during one round; empty for one that was recorded before there were spans."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'spans'").fetchone():
+    if not _has_spans(connection):
         return []
-    row = connection.execute("SELECT spans FROM spans WHERE round_id = ?", (round_id,)).fetchone()
-    return [] if row is None else list(unpack(row[0]))
+    row = connection.execute("SELECT spans FROM rounds WHERE round_id = ?", (round_id,)).fetchone()
+    return list(unpack(row[0])) if row is not None and row[0] is not None else []
+
+
+def _has_spans(connection: sqlite3.Connection) -> bool:
+    return any(name == "spans" for _, name, *_ in connection.execute("PRAGMA table_info(rounds)"))
 
 
 def evaluations(connection: sqlite3.Connection) -> list[EvaluationRecord]:

@@ -1,28 +1,68 @@
 """One round at the parameter server, from its momenta to a committed model.
 
-:meth:`RoundMaker.make` reads from top to bottom as the server's half of Algorithm 1 (ByzULDP). The order aggregate →
-noise → commit is held here; publishing takes what only the store can make, so it comes last.
+:meth:`RoundMaker.compute` and :meth:`RoundMaker.commit` read from top to bottom as the server's half of Algorithm 1
+(ByzULDP). The order aggregate → noise → commit is held here; publishing takes what only the store can make, so it comes
+last.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from common.config import Experiment
 from common.errors import BudgetExhausted, RunFailed
 from common.noise import RoundNoise
 from ps.faults import Fault, no_fault
-from ps.inbox import Inbox
 from ps.privacy.ledger import Budget, Ledger, LedgerEntry
+from ps.privacy.released import Unreleased
 from ps.rounds import CloseRound
 from ps.store import CommittedRound, PreparedRound, RunStore
 from ps.timing import RoundTiming
 from ps.update import Mechanism, ServerState, advance, release_round
 
-__all__ = ["RoundMaker"]
+__all__ = ["MadeRound", "RoundMaker", "Rows"]
+
+
+class Rows(Protocol):
+    """Where the momenta of a closed round are: see :class:`ps.inbox.Inbox`."""
+
+    @property
+    def num_parameters(self) -> int:
+        """d."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrix is, and the round is made."""
+
+    def rows(self) -> Unreleased[Tensor]:
+        """float32 (n, d), conditioned, zero where nobody answered."""
+
+
+@dataclass(frozen=True)
+class MadeRound:
+    """A round that has been aggregated, noised and stepped, and is not yet durable: nobody may see its model.
+
+    Attributes
+    ----------
+    prepared
+        What the store commits.
+    ledger
+        The ledger with the round's row.
+    state
+        θ and R after the round, on the device.
+    failure
+        Why the round is the last one, though it is paid for.
+    """
+
+    prepared: PreparedRound
+    ledger: Ledger
+    state: ServerState
+    failure: RunFailed | None = None
 
 
 class RoundMaker:
@@ -51,13 +91,14 @@ class RoundMaker:
         budget: Budget | None,
         mechanism: Mechanism,
         noise: RoundNoise | None,
-        inbox: Inbox,
+        inbox: Rows,
         fault: Fault = no_fault,
     ) -> None:
         latest = store.latest()
         self.ledger, self.budget, self.mechanism = ledger, budget, mechanism
         self._store, self._noise, self._inbox, self._fault = store, noise, inbox, fault
         self._privacy, self._seed = experiment.privacy, experiment.training.seed
+        self._waiting: MadeRound | None = None
         self._learning_rate = experiment.training.schedule_of("learning_rate")
         self._server_momentum = experiment.training.schedule_of("server_momentum")
         self._state = ServerState(
@@ -76,11 +117,34 @@ class RoundMaker:
 
         Raises
         ------
+        BudgetExhausted, RunFailed
+            See :meth:`compute`.
+        RunFailed, StoreProblem
+            See :meth:`commit`.
+        """
+        return self.commit(self.compute(closing, timing), timing)
+
+    @property
+    def state(self) -> ServerState:
+        """θ and R after the last round that was made, committed or not."""
+        return self._state
+
+    def compute(self, closing: CloseRound, timing: RoundTiming) -> MadeRound:
+        """Aggregate, add noise, step; :meth:`commit` comes next, before another round is made.
+
+        Raises
+        ------
         BudgetExhausted
             The round would exceed the budget; nothing was released.
-        RunFailed, StoreProblem
-            The model would be non-finite; it could not be made durable.
+        RunFailed
+            The model would be non-finite, and nothing was spent.
+        RuntimeError
+            The round before is not committed.
         """
+        if self._waiting is not None:
+            raise RuntimeError(
+                f"the model of round {self._waiting.prepared.round_id} is not committed, so no other release is made"
+            )
         timing.ends("close")
         round_id, mechanism = closing.round_id, self.mechanism
         self._refuse_beyond_budget(round_id)
@@ -100,6 +164,8 @@ class RoundMaker:
         )
         self._fault("aggregated")
         timing.ends("aggregate")
+        if noise is not None and noise.drawing is not None:
+            timing.span("noise", None, *noise.drawing)
         failure: RunFailed | None = None
         try:
             state = advance(self._state, released.vector, self._learning_rate(round_id), released.server_momentum)
@@ -124,21 +190,33 @@ class RoundMaker:
             premises=self.ledger.genesis.premises,
             at=time.time(),
         )
-        next_ledger = self.ledger.append(entry)
-        committed = self._store.commit(
-            PreparedRound(
-                round_id=round_id + 1,
-                theta=theta,
-                server_momentum=momentum,
-                ledger_json=entry.to_json(),
-                answered=len(closing.answered),
-                notes={"closed": closing.reason},
-            )
+        prepared = PreparedRound(
+            round_id=round_id + 1,
+            theta=theta,
+            server_momentum=momentum,
+            ledger_json=entry.to_json(),
+            answered=len(closing.answered),
+            notes={"closed": closing.reason},
         )
-        self.ledger, self._state = next_ledger, state
+        self._waiting = MadeRound(prepared, self.ledger.append(entry), state, failure)
+        self._state = state
+        return self._waiting
+
+    def commit(self, made: MadeRound, timing: RoundTiming) -> CommittedRound:
+        """Make a round durable; from then on its model may be seen.
+
+        Raises
+        ------
+        StoreProblem
+            It could not be made durable.
+        RunFailed
+            It was, and is the last one.
+        """
+        committed = self._store.commit(made.prepared)
+        self.ledger, self._waiting = made.ledger, None
         timing.ends("commit")
-        if failure is not None:
-            raise failure
+        if made.failure is not None:
+            raise made.failure
         return committed
 
     @property

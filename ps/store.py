@@ -347,7 +347,8 @@ class RunStore:
 
     def record_round(self, metrics: RoundMetrics) -> None:
         """Record how a round went; not durable against a loss of power (see :mod:`ps.records`)."""
-        with self._using():
+        with self._records_mutex:  # each round's: what _using() does beside is done by the records too
+            self._check_open()
             self._records.round(metrics)
 
     def record_evaluation(self, round_id: int, accuracy: float, loss: float, images: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ps.spans import Span
+from ps.spans import Packed, Span, packed
 
 __all__ = ["SEGMENTS", "RoundTiming"]
 
@@ -50,7 +50,7 @@ class RoundTiming:
     def __init__(self, round_id: int, available_at: float) -> None:
         self.round_id, self.available_at, self._last = round_id, available_at, available_at
         self._ends: list[tuple[str, float]] = []
-        self._spans: dict[tuple[str, int | None], Span] = {}
+        self._spans: dict[tuple[str, int | None], bytes] = {}
 
     def ends(self, segment: str, at: float | None = None) -> None:
         """A segment ends, and the next begins; at once, or at a time that has been noted.
@@ -65,7 +65,7 @@ class RoundTiming:
 
         Of one kind each client has one a round, the latest: a peer that asks again and again must not fill the record.
         """
-        self._spans[name, client_id] = Span(name, client_id, began_at - self.available_at, seconds, num_bytes)
+        self._spans[name, client_id] = packed(name, client_id, began_at - self.available_at, seconds, num_bytes)
 
     @property
     def latency_s(self) -> float:
@@ -84,4 +84,4 @@ class RoundTiming:
 
     @property
     def spans(self) -> Sequence[Span]:
-        return tuple(self._spans.values())
+        return Packed(b"".join(self._spans.values()))

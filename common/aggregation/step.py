@@ -12,7 +12,7 @@ from torch import Tensor
 from common.aggregation.conditioning import NumpyPasses, compiled_passes
 from common.errors import ConfigError
 
-__all__ = ["condition_row", "grid_of", "model_step", "prepare_conditioning", "server_momentum"]
+__all__ = ["condition_row", "grid_of", "largest_square", "model_step", "prepare_conditioning", "server_momentum"]
 
 _LARGE = 1 << 20  # elements of all rows, from which a compiler is worth it
 _JUST_BELOW_ONE = 1.0 - 2.0**-30
@@ -100,7 +100,7 @@ def condition_row(row: Tensor, clip_norm: float | None = None, grid: float | Non
     scale = 1.0 if norm <= clip_norm else clip_norm / norm
     # A scale rounded up could leave the norm a few 2⁻⁵³ too large, if truncation happened to take nothing away.
     # A second pass with a scale just below one takes a grid step off every coordinate.
-    while _truncate(values, scale, grid) > _largest_square(clip_norm, grid):
+    while _truncate(values, scale, grid) > largest_square(clip_norm, grid):
         scale = _JUST_BELOW_ONE
     return True
 
@@ -121,7 +121,7 @@ def _truncate(values: np.ndarray, scale: float, grid: float) -> float:
 
 
 @lru_cache(maxsize=16)
-def _largest_square(clip_norm: float, grid: float) -> int:
+def largest_square(clip_norm: float, grid: float) -> int:
     """The largest integer that is at most (C/g)²."""
     ratio = Fraction(clip_norm) / Fraction(grid)
     if math.frexp(grid)[0] != 0.5 or not 2**10 <= ratio <= 2**24:

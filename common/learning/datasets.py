@@ -23,7 +23,7 @@ from common.plugins import is_plugin, load_plugin
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Dataset", "Split", "load_dataset", "prepare_dataset", "to_tensor"]
+__all__ = ["Dataset", "Split", "affine", "load_dataset", "prepare_dataset", "to_tensor"]
 
 log = logging.getLogger("byzuldp.data")
 
@@ -195,12 +195,12 @@ def to_tensor(split: Split, indices: np.ndarray | slice, dataset: Dataset) -> tu
         images = images.permute(0, 3, 1, 2)
     images = images.reshape(len(taken), *split.input_shape)
     if dataset.mean or from_bytes:
-        images = torch.addcmul(*_affine(dataset.mean, dataset.std, from_bytes), images.to(torch.float32))
+        images = torch.addcmul(*affine(dataset.mean, dataset.std, from_bytes), images.to(torch.float32))
     return images.contiguous(), torch.from_numpy(np.array(split.labels[indices], dtype=np.int64))
 
 
 @lru_cache
-def _affine(mean: tuple[float, ...], std: tuple[float, ...], from_bytes: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def affine(mean: tuple[float, ...], std: tuple[float, ...], from_bytes: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Shift and scale (1, C, 1, 1) of x ↦ (x / 255 - mean) / std, multiplied out; bytes are divided, floats not."""
     import torch
 

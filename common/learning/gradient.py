@@ -7,6 +7,7 @@ one such vector, so that setting them is one copy.
 from __future__ import annotations
 
 import contextlib
+import copy
 from hashlib import sha256
 
 import numpy as np
@@ -51,7 +52,7 @@ class FlatModel:
         self._parameters = [parameter for _, parameter in named]
         self._flat = torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
         self._gradient = torch.zeros_like(self._flat)
-        for parameter, piece in zip(self._parameters, self._pieces(self._flat), strict=True):
+        for parameter, piece in zip(self._parameters, self.pieces(self._flat), strict=True):
             parameter.data = piece
         self._kept_in_eval = [
             layer
@@ -109,7 +110,7 @@ class FlatModel:
         torch.Tensor
             float32 (d,). The same memory at every call: it is overwritten by the next one.
         """
-        self._mode(training=True)
+        self.mode(training=True)
         with contextlib.ExitStack() as stack:
             if seed is not None:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -123,10 +124,20 @@ class FlatModel:
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (b, num_classes) in evaluation mode."""
-        self._mode(training=False)
+        self.mode(training=False)
         with torch.inference_mode():
             logits: Tensor = self.module(x)
         return logits
+
+    def copied(self, device: torch.device | str | None = None) -> FlatModel:
+        """Another model at the same parameters, with memory of its own: for another thread, or another device."""
+        module = copy.deepcopy(self.module)
+        return FlatModel(module, frozen_buffers=bool(self._kept_in_eval), device=device or self.device)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the order of the vector: views of it."""
+        return self._parameters
 
     def schema(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and shape of each parameter, in the order of the vector."""
@@ -151,21 +162,22 @@ class FlatModel:
         """
         if tuple(theta.shape) != (self.num_parameters,):
             raise ModelError(f"parameters have shape {tuple(theta.shape)}, expected ({self.num_parameters},)")
-        pieces = self._pieces(theta.detach().to("cpu", torch.float32))
+        pieces = self.pieces(theta.detach().to("cpu", torch.float32))
         # Weights that are tied have several names in a state dict and one place in the vector.
         place = {id(parameter): piece for parameter, piece in zip(self._parameters, pieces, strict=True)}
         state = self.module.state_dict(keep_vars=True)
         return {name: place.get(id(tensor), tensor.detach().cpu()).clone() for name, tensor in state.items()}
 
-    def _pieces(self, flat: Tensor) -> list[Tensor]:
-        """Views of a vector (d,), one per parameter and of its shape."""
+    def pieces(self, flat: Tensor) -> list[Tensor]:
+        """Views of a vector (d,), one per trained parameter and of its shape, in the order of the vector."""
         pieces, begin = [], 0
         for parameter in self._parameters:
             pieces.append(flat[begin : begin + parameter.numel()].view(parameter.shape))
             begin += parameter.numel()
         return pieces
 
-    def _mode(self, *, training: bool) -> None:
+    def mode(self, *, training: bool) -> None:
+        """Training or evaluation mode; frozen buffers stay as they are in both."""
         if self._training is training:
             return
         self.module.train(training)

@@ -171,6 +171,7 @@ class Setting:
                 "data": {"dataset": f"deploy.audit.task:{self.data}", "partition": "iid"},
                 "model": {"name": "deploy.audit.task:numbers"},
                 "network": {"leave_deadline_s": 2.0, "server_gone_s": 30.0, "liveness_s": 60.0},
+                "monitoring": {"status": ""},
             },
             where=f"the audit's setting {self.name!r}",
         )

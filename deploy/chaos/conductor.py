@@ -131,7 +131,10 @@ class Conductor:
         # A network of the lab's own, which nothing else reaches, needs no encryption.
         insecure = experiment.network.insecure or not parse_address(address).is_loopback
         network = experiment.network.model_copy(update={"address": address, "insecure": insecure})
-        parts = assign(experiment.model_copy(update={"network": network}), run_dir, entries=entries)
+        # Nobody could look at a page in that network, and its loopback may be down.
+        monitoring = experiment.monitoring.model_copy(update={"status": ""})
+        changed = {"network": network, "monitoring": monitoring}
+        parts = assign(experiment.model_copy(update=changed), run_dir, entries=entries)
         self._parts: dict[str, Assignment] = {part.name: part for part in parts}
         self._clocks = Clocks(run_dir.absolute().with_name(f"{run_dir.name}-clocks"), plan.clocks)
         self._lives: list[Life] = []

@@ -83,6 +83,8 @@ def arrivals(facts: Operations) -> Drawing | None:
                 or_empty(client.arrival_p95),
                 or_empty(client.upload_p50),
                 or_empty(client.training_p50),
+                client.bytes_down,
+                client.bytes_up,
                 sum(client.refusals.values()),
             )
 
@@ -95,6 +97,8 @@ def arrivals(facts: Operations) -> Drawing | None:
         "arrival_p95_s",
         "upload_p50_s",
         "training_p50_unverified_s",
+        "bytes_down",
+        "bytes_up",
         "refusals",
     )
     return Drawing("arrivals", "Arrivals", caption, plot, columns, rows, height=215, operator=True)

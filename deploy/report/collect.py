@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from fractions import Fraction
-from math import inf, isfinite, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from common.config import Experiment, experiment_from
 from common.errors import ConfigError, publicly
-from common.privacy.conversions import epsilon_of
-from common.privacy.costs import cost_of, mu_from
 from deploy.report.described import command_of, flat, shown_publicly
 from deploy.report.model import PrivacyFacts, RunData, ScoredModel
 from deploy.report.operations import operations_of
@@ -25,6 +22,7 @@ from deploy.report.signals import signal_of
 from deploy.toml import to_toml
 from ps.privacy.claim import claim_of
 from ps.privacy.ledger import Budget, Ledger
+from ps.privacy.odometer import odometer
 from ps.reader import RunReader
 from ps.summary import FILE as SUMMARY
 
@@ -131,25 +129,9 @@ def _privacy(experiment: Experiment | None, ledger: Ledger, reader: RunReader) -
         calibration=genesis.calibration,
         noise_multiplier=genesis.noise_multiplier or 0.0,
         rounds=places if budget else (),
-        spent=_odometer(ledger, budget, places) if budget else (),
+        spent=odometer(ledger, budget, places) if budget else (),
         spent_now=ledger.epsilon_spent(budget.delta, budget.calibration) if budget else None,
         previous=tuple(text.partition(" ")[0] for text in genesis.previous),
         rows=ledger.next_round + 1,
         head=ledger.head.hex(),
     )
-
-
-def _odometer(ledger: Ledger, budget: Budget, places: Sequence[int]) -> list[float]:
-    """ε of the first k releases, for each k in ``places``, in one pass over the rows."""
-    wanted, spent = set(places), []
-    total: Fraction | None = Fraction(ledger.genesis.carried)
-    costs: dict[float, Fraction | None] = {}  # of few multipliers, usually one: its square is long
-    for count in range(ledger.next_round + 1):
-        if count:
-            z = ledger.entries[count - 1].noise_multiplier
-            cost = costs[z] if z in costs else costs.setdefault(z, cost_of(z))
-            total = None if total is None or cost is None else total + cost
-        if count in wanted:
-            found = epsilon_of(mu_from(total), budget.delta, budget.calibration)
-            spent.append(found if isfinite(found) else inf)
-    return spent

@@ -13,7 +13,16 @@ from deploy.toml import to_toml
 
 __all__ = ["MACHINE", "command_of", "differences", "flat", "shown_publicly"]
 
-MACHINE = ("network", "client", "folder", "data.root", "model.init_from", "training.device", "privacy.previous")
+MACHINE = (
+    "network",
+    "client",
+    "monitoring",
+    "folder",
+    "data.root",
+    "model.init_from",
+    "training.device",
+    "privacy.previous",
+)
 """What belongs to somebody's machine, as sections or keys: not for the public."""
 
 _MOST_CHANGES = 12

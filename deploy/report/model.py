@@ -104,7 +104,8 @@ class Signal:
 class ClientFacts(NamedTuple):
     """One client; times in seconds after θ_t was available, None where nothing was recorded.
 
-    Percentiles are over the rounds that were looked at (:attr:`Operations.looked_at`).
+    Percentiles, and payload that travelled, are over the rounds that were looked at (:attr:`Operations.looked_at`).
+    Of a process that holds several clients only one of them downloads.
     """
 
     client_id: int
@@ -115,6 +116,7 @@ class ClientFacts(NamedTuple):
     arrival_p95: float | None
     upload_p50: float | None
     training_p50: float | None
+    bytes_down: int
     bytes_up: int
     refusals: Mapping[str, int]
 

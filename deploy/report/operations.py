@@ -88,7 +88,8 @@ def _clients(
     arrivals: defaultdict[int, list[float]] = defaultdict(list)
     uploads: defaultdict[int, list[float]] = defaultdict(list)
     training: defaultdict[int, list[float]] = defaultdict(list)
-    sent: Counter[int] = Counter()
+    down: Counter[int] = Counter()
+    up: Counter[int] = Counter()
     for spans in rounds:
         for span in spans:
             if span.client_id is None:
@@ -96,7 +97,9 @@ def _clients(
             if span.name == "upload":
                 arrivals[span.client_id].append(span.start_s + span.seconds)
                 uploads[span.client_id].append(span.seconds)
-                sent[span.client_id] += span.num_bytes
+                up[span.client_id] += span.num_bytes
+            elif span.name == "download":
+                down[span.client_id] += span.num_bytes
             elif span.name == "training":
                 training[span.client_id].append(span.seconds)
     refused: defaultdict[int, dict[str, int]] = defaultdict(dict)
@@ -113,7 +116,8 @@ def _clients(
             arrival_p95=_percentile(arrivals[client], 95),
             upload_p50=_percentile(uploads[client], 50),
             training_p50=_percentile(training[client], 50),
-            bytes_up=sent[client],
+            bytes_down=down[client],
+            bytes_up=up[client],
             refusals=refused[client],
         )
         for client in range(num_clients)

@@ -177,6 +177,7 @@ def client_rows(facts: Operations) -> list[tuple[str, ...]]:
             str(client.answered),
             str(client.missed),
             *map(seconds_words, (client.arrival_p50, client.arrival_p95, client.upload_p50, client.training_p50)),
+            *(bytes_words(count) if count else "–" for count in (client.bytes_down, client.bytes_up)),
             ", ".join(f"{kind} {count}" for kind, count in sorted(client.refusals.items())) or "–",
         )
         for client in sorted(chosen, key=lambda client: client.client_id)

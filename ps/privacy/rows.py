@@ -64,8 +64,8 @@ class Genesis(_Row):
 
     ``epsilon`` and ``delta`` are None without differential privacy. ``noise_multiplier`` and ``sensitivity`` are None
     where they may differ between rounds (by a public schedule). ``configuration`` is the SHA-256 of all the
-    configuration but ``[network]``; ``fingerprint`` that of what clients must agree to. ``carried`` is Σ 1/z² of the
-    runs in ``previous``, rounded up: they spend from the same budget.
+    configuration but what may change later; ``fingerprint`` that of what clients must agree to. ``carried`` is
+    Σ 1/z² of the runs in ``previous``, rounded up: they spend from the same budget.
     """
 
     kind: ClassVar[str] = "genesis"

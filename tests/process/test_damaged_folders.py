@@ -188,7 +188,17 @@ def test_a_run_id_edited_in_the_database_is_not_the_ledgers(run_dir: Path) -> No
 def test_the_command_says_once_why_it_does_not_resume(run_dir: Path) -> None:
     edited(run_dir, "training", "clip_norm", 2.0)
     support = Path(__file__).parent.parent / "support"
-    command = [sys.executable, "-m", "deploy.cli", "ps", "--resume", "--run-dir", str(run_dir), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "deploy.cli",
+        "ps",
+        "--resume",
+        "--run-dir",
+        str(run_dir),
+        "--quiet",
+        "--no-report",
+    ]
     environment = os.environ | {"PYTHONPATH": f"{support}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == exit_code_of("store_damaged"), done.stderr

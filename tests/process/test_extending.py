@@ -13,9 +13,9 @@ def test_the_documents_own_experiment_runs_with_its_own_rule_attack_model_and_da
     blocks = re.findall(r"```(toml|python)\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     (tmp_path / "mine.toml").write_text("".join(text for kind, text in blocks if kind == "toml"))
     (tmp_path / "mine.py").write_text("".join(text for kind, text in blocks if kind == "python"))
-    command = [sys.executable, "-m", "deploy.cli", "run", str(tmp_path / "mine.toml"), "--json", "--run-dir"]
+    command = [sys.executable, "-m", "deploy.cli", "run", str(tmp_path / "mine.toml"), "--json", "--no-report"]
     done = subprocess.run(
-        [*command, str(tmp_path / "run")],
+        [*command, "--run-dir", str(tmp_path / "run")],
         capture_output=True,
         text=True,
         timeout=100,

@@ -57,11 +57,12 @@ ENDLESS = ["--set", "training.rounds=100000"]
 class Command:
     """``byzuldp run`` in a session of its own, like a shell's foreground job."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, report: bool = False) -> None:
         experiment = folder / "tiny.toml"
         experiment.write_text(EXPERIMENT)
         self.run_dir = folder / "run"
         what = [] if "--resume" in words else [str(experiment)]  # a resumed run knows its own
+        what += [] if report else ["--no-report"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "deploy.cli", "run", *what, "--run-dir", str(self.run_dir), *words],
             stdout=subprocess.PIPE,
@@ -118,8 +119,8 @@ def wait_for(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> N
 def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     started: list[Command] = []
 
-    def begin(*words: str) -> Command:
-        started.append(Command(tmp_path, *words))
+    def begin(*words: str, report: bool = False) -> Command:
+        started.append(Command(tmp_path, *words, report=report))
         return started[-1]
 
     yield begin
@@ -128,9 +129,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 def test_a_run_ends_with_its_summary_its_model_and_its_lines(start: Callable[..., Command]) -> None:
-    command = start("--json")
+    command = start("--json", report=True)
     code, out, err = command.end()
     assert code == 0, err
+    report = command.run_dir / "report.html"
+    assert err.endswith(f"report: {report}\n")
+    assert "all 20 rounds are done" in report.read_text()
+    assert report.stat().st_mode & 0o777 == 0o600
     summary: dict[str, Any] = json.loads(out)
     assert summary == json.loads((command.run_dir / "summary.json").read_text())
     assert (command.run_dir / "summary.json").stat().st_mode & 0o777 == 0o600  # counts of what private data did
@@ -165,6 +170,17 @@ def test_ctrl_c_ends_in_good_order_leaves_no_process_and_the_run_can_go_on(start
     assert code == 22, err
     assert f"resuming from round {done}" in err
     assert json.loads((command.run_dir / "summary.json").read_text())["rounds"] > done
+
+
+@pytest.mark.system  # for the time it takes
+def test_an_interrupted_run_has_a_report_too(start: Callable[..., Command]) -> None:
+    command = start(*ENDLESS, report=True)
+    command.wait_for_rounds()
+    command.process.send_signal(signal.SIGTERM)
+    code, out, err = command.end()
+    assert code == 22, err
+    assert out.endswith(f"report: {command.run_dir / 'report.html'}\n")
+    assert "interrupted" in (command.run_dir / "report.html").read_text()
 
 
 def test_a_launcher_killed_by_sigkill_leaves_nothing(start: Callable[..., Command]) -> None:

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from importlib import metadata
 
 import numpy as np
@@ -158,6 +159,14 @@ def test_the_noise_of_a_release_is_given_out_once():
     noise.on_grid(1.0, 0.5)
     with pytest.raises(RuntimeError, match="draw new noise"):
         noise.on_grid(1.0, 0.5)
+
+
+def test_exact_noise_is_drawn_when_it_is_added_and_says_so():
+    noise = DiscreteGaussian(3)
+    assert noise.drawing is None
+    began_at = time.monotonic()
+    noise.on_grid(1.0, 0.5)
+    assert began_at <= noise.drawing.began_at <= noise.drawing.began_at + noise.drawing.seconds <= time.monotonic()
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ source = SecureGaussian()
 source.standard_normal(8)
 ahead = NoiseAhead(source)
 ahead.start(0, 8)
-while not ahead._drawn[0].vector.done():
+while not ahead._drawn[0].result.done():
     time.sleep(0.001)
 
 class Slow(SecureGaussian):
@@ -318,6 +319,18 @@ def test_a_rounds_noise_is_what_was_drawn_ahead_for_it():
     assert ahead.of_round(3, 50).on_grid(0.7, GRID).tolist() == RoundedGaussian(vector).on_grid(0.7, GRID).tolist()
 
 
+def test_noise_says_when_it_was_drawn_ahead_or_not():
+    ahead = NoiseAhead(SecureGaussian())
+    began_at = time.monotonic()
+    ahead.start(3, 50)
+    ahead._drawn[0].result.result(10)
+    done_at = time.monotonic()
+    drawing = ahead.of_round(3, 50).drawing
+    assert began_at <= drawing.began_at <= drawing.began_at + drawing.seconds <= done_at
+    assert done_at <= ahead.of_round(4, 50).drawing.began_at
+    assert RoundedGaussian(np.zeros(2)).drawing is None
+
+
 class Counting:
     """Hands out (number of the draw, round), optionally only when told."""
 
@@ -364,7 +377,7 @@ def test_starting_the_same_round_twice_draws_once():
 def test_noise_of_another_round_or_size_is_dropped(round_id, d):
     ahead = NoiseAhead(Counting())
     ahead.start(1, 3)
-    ahead._drawn[0].vector.result(10)
+    ahead._drawn[0].result.result(10)
     assert ahead.take(round_id, d).tolist() == [200.0 + round_id] * d
     assert ahead.take(1, 3).tolist() == [301.0] * 3
 
@@ -372,7 +385,7 @@ def test_noise_of_another_round_or_size_is_dropped(round_id, d):
 def test_starting_another_round_drops_the_one_before():
     ahead = NoiseAhead(Counting())
     ahead.start(1, 3)
-    ahead._drawn[0].vector.result(10)
+    ahead._drawn[0].result.result(10)
     ahead.start(2, 3)
     assert ahead.take(2, 3).tolist() == [202.0] * 3
     assert ahead.take(1, 3).tolist() == [301.0] * 3

@@ -48,6 +48,7 @@ SMALL: Tree = {
         "join_deadline_s": 3600.0,
         "quorum_deadline_s": 3600.0,
     },
+    "monitoring": {"status": ""},
 }
 """Five clients, of whom four answers close a round soon: θ' = θ - mean of the rows that arrived.
 

@@ -12,8 +12,8 @@ from common.errors import ByzULDPError
 from common.learning.task import build_task
 from ps.faults import no_fault
 from ps.inbox import Inbox
-from ps.main import _begin
 from ps.mechanism import noise_of, opened
+from ps.opening import begin_run
 from ps.round_maker import RoundMaker
 from ps.rounds import CloseRound
 from ps.timing import RoundTiming
@@ -38,7 +38,7 @@ def make_run(
     """
     task = build_task(experiment)
     previous, budget, mechanism = opened(experiment, lambda: task.dataset.train.labels)
-    store, ledger = _begin(experiment, folder, task, mechanism, previous, no_fault)
+    store, ledger = begin_run(experiment, folder, task, mechanism, previous, no_fault)
     n, d = mechanism.num_clients, task.num_parameters
     with store:
         inbox = Inbox(n, d, mechanism.condition)

@@ -18,6 +18,7 @@ from common.errors import AttackError, ConfigError, Interrupted, StoreDamaged
 from deploy import cli
 from deploy.local import Ending, assign, new_run_dir
 from deploy.origin import shadowed
+from deploy.tokens import tokens_of
 from deploy.toml import to_toml
 
 TINY = """\
@@ -182,15 +183,15 @@ def test_other_ids_are_refused(text: str) -> None:
 def test_a_process_gets_its_own_tokens_only(tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(json.dumps({"0": "a", "1": "b", "2": "c"}))
-    assert cli._tokens(path, [0, 2]) == {0: "a", 2: "c"}
+    assert tokens_of(path, [0, 2]) == {0: "a", 2: "c"}
     with pytest.raises(ConfigError, match="no token of 3"):
-        cli._tokens(path, [0, 3])
+        tokens_of(path, [0, 3])
     for wrong in ("[]", "{", '{"0": 1}'):
         path.write_text(wrong)
         with pytest.raises(ConfigError, match="--tokens"):
-            cli._tokens(path, [0])
+            tokens_of(path, [0])
     with pytest.raises(ConfigError, match="cannot be read"):
-        cli._tokens(tmp_path / "none.json", [0])
+        tokens_of(tmp_path / "none.json", [0])
 
 
 def test_an_adversary_without_an_attack_is_refused(tiny: Path, tmp_path: Path) -> None:

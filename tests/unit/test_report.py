@@ -138,7 +138,7 @@ def test_a_run_that_failed_says_why_in_escaped_text(copied):
 
 def test_a_folder_of_an_older_version_without_spans_works(copied):
     with sqlite3.connect(copied / "operator" / "metrics.sqlite") as database:
-        database.execute("DROP TABLE spans")
+        database.execute("ALTER TABLE rounds DROP COLUMN spans")
         database.execute('UPDATE rounds SET segments = \'{"collect": 0.05, "strange": 0.01}\'')
     facts = collect(copied).operations
     assert list(facts.segments) == ["collect", "strange"]
@@ -295,6 +295,21 @@ def test_the_segments_in_the_csv_add_up_to_the_latency(run):
     for row, whole in zip(phases, latency, strict=True):
         total = sum(float(value) for name, value in row.items() if name != "round")
         assert total == pytest.approx(float(whole["latency_s"]), rel=1e-9)
+
+
+def test_the_bytes_of_each_client_are_those_of_its_transfers(run, page):
+    facts = collect(run).operations
+    reader = RunReader(run)
+    for client in facts.clients:
+        for name, found in (("download", client.bytes_down), ("upload", client.bytes_up)):
+            spans = [span for round_id in range(ROUNDS) for span in reader.spans(round_id)]
+            assert found == sum(s.num_bytes for s in spans if (s.name, s.client_id) == (name, client.client_id))
+    assert facts.clients[0].bytes_up == 40 * ROUNDS > facts.clients[-1].bytes_up  # the last misses rounds
+    (drawing,) = [figure for figure in figures_of([collect(run)]).all if figure.name == "arrivals"]
+    rows = list(csv.DictReader(drawing.csv().splitlines()))
+    assert [int(row["bytes_up"]) for row in rows] == [client.bytes_up for client in facts.clients]
+    assert [int(row["bytes_down"]) for row in rows] == [client.bytes_down for client in facts.clients]
+    assert f"<td>{40 * ROUNDS} B</td>" in re.sub(r"<td[^>]*>", "<td>", page)
 
 
 def test_the_waterfall_data_of_a_round_are_its_records(run):

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from federations import small_experiment
 from hypothesis import given
 from hypothesis import strategies as st
+from made_run import make_run
 
-from ps.spans import NAMES, Span, pack, unpack
+from common.noise import NoiseAhead
+from ps.records import Records, RoundMetrics, rounds
+from ps.round_maker import RoundMaker
+from ps.rounds import CloseRound
+from ps.spans import NAMES, Packed, Span, pack, unpack
+from ps.store import CommittedRound
 from ps.timing import SEGMENTS, RoundTiming
 
 TIMES = st.floats(0.0, 1e6)
@@ -46,7 +55,16 @@ spans = st.builds(
 
 @given(st.lists(spans))
 def test_spans_are_read_as_they_were_packed(given_spans: list[Span]) -> None:
-    assert unpack(pack(given_spans)) == given_spans
+    data = pack(given_spans)
+    assert unpack(data) == given_spans
+    later = Packed(data)
+    assert (len(later), list(later), later[-2:]) == (len(given_spans), given_spans, given_spans[-2:])
+    assert pack(later) == data
+
+
+def test_a_span_of_no_known_kind_is_refused_when_it_is_said() -> None:
+    with pytest.raises(KeyError, match="lunch"):
+        RoundTiming(0, 0.0).span("lunch", 3, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("damage", [b"\0", b"\xff" * 21])
@@ -55,12 +73,107 @@ def test_bytes_that_are_no_spans_are_refused(damage: bytes) -> None:
         unpack(damage)
 
 
+@pytest.mark.parametrize(
+    "segments", [{}, {"collect": 1 / 3, "commit": 1e-9}, {'100% "odd"\n': 1e6, "zero": 0.0, "of a later version": 2.5}]
+)
+def test_segments_are_recorded_to_nine_digits_whatever_they_are_called(
+    segments: dict[str, float], tmp_path: Path
+) -> None:
+    (tmp_path / "operator").mkdir()
+    records = Records(tmp_path / "operator" / "metrics.sqlite")
+    records.round(RoundMetrics(0, 0.0, 1.0, segments))
+    (found,) = records.read(rounds)
+    records.close()
+    assert list(found.segments) == list(segments)
+    assert found.segments == pytest.approx(segments, rel=1e-8, abs=0.0)
+
+
+def test_the_log_of_the_records_is_moved_into_the_database_by_another_thread_and_reading_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps.records.MOVE_EVERY", 8)
+    path = tmp_path / "metrics.sqlite"
+    records = Records(path)
+    size = path.stat().st_size
+    movers = set()
+    for round_id in range(40):
+        records.round(RoundMetrics(round_id, 0.0, 1.0, {}, spans=[Span("upload", k, 0.0, 1.0, 40) for k in range(60)]))
+        if records._moving is not None:
+            movers.add(records._moving)
+            records._moving.join(10)
+    assert len(movers) == 5
+    assert path.stat().st_size > size  # before it is closed, which would do the same
+    assert len(records.read(rounds)) == 40
+    records.close()
+
+
 def test_who_does_the_same_again_and_again_in_a_round_is_recorded_once() -> None:
     timing = RoundTiming(0, 0.0)
     for number in range(1000):
         timing.span("download", 3, float(number), 0.5, 40)
     timing.span("download", 4, 1.0, 0.5, 40)
-    assert timing.spans == (Span("download", 3, 999.0, 0.5, 40), Span("download", 4, 1.0, 0.5, 40))
+    assert list(timing.spans) == [Span("download", 3, 999.0, 0.5, 40), Span("download", 4, 1.0, 0.5, 40)]
+
+
+class Slow:
+    """Normals that take a while, and say when they are there."""
+
+    secret = False
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def standard_normal(self, d: int, *, round_id: int | None = None) -> np.ndarray:  # noqa: ARG002  (see NoiseSource)
+        time.sleep(0.1)
+        self.done.set()
+        return np.zeros(d)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_noise_has_a_span_and_the_round_waits_for_it_only_if_it_was_not_drawn_ahead(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, kept, make = Slow(), [], RoundMaker.make
+
+    def timed(maker: RoundMaker, closing: CloseRound, _timing: RoundTiming) -> CommittedRound:
+        timing = RoundTiming(closing.round_id, time.monotonic())
+        if ahead:
+            maker.foresee(closing.round_id)
+            assert slow.done.wait(10)  # the clients compute meanwhile
+        kept.append(timing)
+        return make(maker, closing, timing)
+
+    monkeypatch.setattr("made_run.noise_of", lambda *_: NoiseAhead(slow))
+    monkeypatch.setattr(RoundMaker, "make", timed)
+    make_run(tmp_path / "run", small_experiment(training={"rounds": 1}, privacy={"epsilon": 3.0, "delta": 1e-3}))
+    (timing,) = kept
+    (span,) = timing.spans
+    assert (span.name, span.client_id) == ("noise", None)
+    assert span.seconds >= 0.099
+    if ahead:  # it overlaps what the clients do, and is over before the round is made
+        assert span.start_s + span.seconds <= timing.segments["close"] + 1e-3
+        assert timing.segments["noise"] < span.seconds
+    else:
+        assert timing.segments["close"] <= span.start_s + 1e-3
+        assert timing.segments["noise"] >= span.seconds - 1e-3
+    assert sum(timing.segments.values()) == pytest.approx(timing.latency_s)  # the span is in no sum
+
+
+def test_exact_noise_is_drawn_while_the_aggregate_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, make = [], RoundMaker.make
+
+    def timed(maker: RoundMaker, closing: CloseRound, _timing: RoundTiming) -> CommittedRound:
+        kept.append(RoundTiming(closing.round_id, time.monotonic()))
+        return make(maker, closing, kept[-1])
+
+    monkeypatch.setattr(RoundMaker, "make", timed)
+    privacy = {"epsilon": 3.0, "delta": 1e-3, "noise": "discrete", "calibration": "renyi"}
+    make_run(tmp_path / "run", small_experiment(training={"rounds": 2}, privacy=privacy))
+    for timing in kept:
+        (span,) = timing.spans
+        before = sum(timing.segments[name] for name in ("close", "noise", "transfer"))
+        assert before <= span.start_s + 1e-4
+        assert span.start_s + span.seconds <= before + timing.segments["aggregate"] + 1e-4
 
 
 def test_a_recorded_round_of_twenty_costs_little() -> None:
