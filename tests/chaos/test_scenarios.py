@@ -96,6 +96,7 @@ def log_of(verdict: Verdict, name: str) -> str:
 # -------------------------------------------------------------------- quick ones
 
 
+@pytest.mark.system  # for the time it takes
 def test_ps_killed_three_times_loses_and_repeats_nothing(play_quick: Play) -> None:
     verdict = play_quick("ps_killed")
     assert_passes(verdict)
@@ -116,6 +117,7 @@ def test_split_waits_below_the_quorum_and_goes_on_when_it_heals(play_quick: Play
     assert verdict.disturbed.latency_max_s > 2.5
 
 
+@pytest.mark.system  # for the time it takes
 def test_clients_live_through_much_but_not_through_two_models_of_a_round(play_quick: Play, tmp_path: Path) -> None:
     """All invariants hold but one, which is broken on purpose: a client says that it was sent another model too."""
     path = tmp_path / "several.toml"

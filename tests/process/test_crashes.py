@@ -163,6 +163,7 @@ def test_a_server_killed_at_each_point_of_a_round_publishes_what_it_committed_an
         assert all(models[round_id][0] != digest for round_id, digest in lost.items())
 
 
+@pytest.mark.system  # for the time it takes
 def test_a_server_killed_at_twenty_random_times_noises_no_round_twice(tmp_path: Path) -> None:
     dice = random.Random(20)
     with crashing(tmp_path, private_experiment()) as run:

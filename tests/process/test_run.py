@@ -183,6 +183,7 @@ def test_an_interrupted_run_has_a_report_too(start: Callable[..., Command]) -> N
     assert "interrupted" in (command.run_dir / "report.html").read_text()
 
 
+@pytest.mark.system  # for the time it takes
 def test_a_launcher_killed_by_sigkill_leaves_nothing(start: Callable[..., Command]) -> None:
     command = start(*ENDLESS)
     command.wait_for_rounds()
@@ -202,6 +203,7 @@ def test_a_killed_client_is_shown_and_missed_and_the_run_completes(start: Callab
     assert "missing 6, 7" in err
 
 
+@pytest.mark.system  # for the time it takes
 def test_a_killed_parameter_server_is_a_failed_run(start: Callable[..., Command]) -> None:
     command = start(*ENDLESS)
     command.wait_for_rounds()

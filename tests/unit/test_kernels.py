@@ -391,6 +391,7 @@ print("agreed")
 """
 
 
+@pytest.mark.system  # for the time it takes
 @needs_triton
 def test_the_triton_kernel_gives_the_sums_of_a_sort_under_tritons_interpreter():
     done = subprocess.run(

@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from federations import Child, small_experiment, theta_of
 
 from adversary.attacks import ATTACKS
 from common.aggregation import RULES
 from common.config import Experiment
 from common.errors import ConfigError, RunFolderExists, StoreDamaged, StoreUnwritable
+from common.learning.task import build_task
 from deploy.report.writing import write_report
 from deploy.simulate import run as simulate_run
+from deploy.simulate.clients import SimulatedClients
 from deploy.simulate.momenta import FILE
 from deploy.simulate.run import run_simulation
 from deploy.simulation import simulate
+from ps.mechanism import opened
+from ps.privacy.released import open_for_mechanism
 from ps.reader import RunReader
 from ps.round_maker import RoundMaker
 from ps.store import RunStore
@@ -82,6 +87,22 @@ def test_all_at_once_is_one_by_one_for_every_attack(attack: str) -> None:
 def test_all_at_once_is_one_by_one_for_every_rule(rule: str) -> None:
     experiment = an_experiment(3, aggregation={"rule": rule}, federation={"clients": 11, "byzantine": 2})
     np.testing.assert_array_equal(last_theta(experiment, exact=False), last_theta(experiment, exact=True))
+
+
+@pytest.mark.parametrize("attack", ["none", "sign_flip", "inf"])
+def test_what_is_aggregated_under_dp_lies_in_the_ball_and_on_the_grid(attack: str) -> None:
+    experiment = an_experiment(attack={"name": attack})
+    task = build_task(experiment)
+    _, _, mechanism = opened(experiment, lambda: task.dataset.train.labels)
+    clients = SimulatedClients(experiment, task, mechanism, torch.device("cpu"))
+    for round_id in range(3):
+        clients.compute(round_id, task.model.parameters_flat())
+        clients.collect(round_id)
+        rows = open_for_mechanism(clients.rows()).double()
+        assert mechanism.grid is not None
+        assert torch.equal(rows / mechanism.grid, (rows / mechanism.grid).round())
+        assert float(rows.norm(dim=1).max()) <= mechanism.radius
+        assert bool(rows[:7].any(dim=1).all())
 
 
 def test_a_client_with_less_than_a_batch_and_l2_make_no_difference() -> None:
@@ -268,7 +289,7 @@ def test_a_run_whose_clients_are_elsewhere_does_not_go_on_with_simulated_ones(tm
         run_simulation(an_experiment(1), tmp_path / "run", resume=True)
 
 
-@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="this machine has no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 def test_on_cuda_a_run_comes_out_near_a_cpus(tmp_path: Path) -> None:
     on_gpu = an_experiment(20, training={"device": "cuda"})
     assert run_simulation(on_gpu, tmp_path / "run")["status"] == "completed"

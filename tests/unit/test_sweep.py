@@ -402,6 +402,15 @@ def test_the_best_is_that_of_the_mean_over_seeds_and_its_spread_is_said(plan_of)
     assert (median.chosen["training.learning_rate"], median.candidates) == (0.1, 2)  # the first of equals
 
 
+def test_of_a_loss_the_lowest_is_best(plan_of) -> None:
+    plan = plan_of(GRID + '[select]\nover = ["training.learning_rate"]\nby = "final_loss"\n')
+    rows = {
+        point.key: Row(point.key, point.values, "completed", {"final_loss": point.values["training.learning_rate"]})
+        for point in plan.points
+    }
+    assert [best.chosen["training.learning_rate"] for best in best_of(plan, rows)] == [0.1, 0.1]
+
+
 def private_row(point: Point, rounds: int, **given: Any) -> Row:
     privacy = point.experiment.privacy
     z = calibrate(privacy.epsilon, privacy.delta, point.experiment.training.rounds)
