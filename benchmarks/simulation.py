@@ -110,9 +110,9 @@ def measured(model: str, seconds: float) -> dict[str, object]:
             block_began = clocks()
         rounds += 1
 
-    with tempfile.TemporaryDirectory(prefix="byzuldp-", dir=os.environ.get("BENCH_DIR")) as folder:
-        with contextlib.suppress(Enough):
-            run_simulation(asked, Path(folder) / "run", fault=between_rounds)
+    place = tempfile.TemporaryDirectory(prefix="byzuldp-", dir=os.environ.get("BENCH_DIR"))
+    with place as folder, contextlib.suppress(Enough):
+        run_simulation(asked, Path(folder) / "run", fault=between_rounds)
     medians = {
         clock: {name: round(1e3 * statistics.median(block[name][k] for block in blocks), 2) for name in blocks[0]}
         for k, clock in enumerate(CLOCKS)

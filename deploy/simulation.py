@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from common.config import Experiment
+from common.errors import PrivacyError
 from common.learning.task import Task, build_task, single_threaded
 from deploy.simulate.clients import SimulatedClients
 from ps.mechanism import device_of, noise_of, opened
@@ -31,7 +32,7 @@ class SimulatedRound:
 
 
 def simulate(experiment: Experiment, *, task: Task | None = None, exact: bool = False) -> Iterator[SimulatedRound]:
-    """Run an experiment in this process, one round per item. Nothing is written down: not for models that are kept.
+    """Run an experiment in this process, one round per item. There is no ledger, so no noise that would claim one.
 
     Parameters
     ----------
@@ -40,9 +41,16 @@ def simulate(experiment: Experiment, *, task: Task | None = None, exact: bool = 
 
     Raises
     ------
+    PrivacyError
+        The noise is secret: what is released under it must be in a ledger.
     ByzULDPError
         A leaf that says what the experiment asks for and cannot have.
     """
+    if experiment.privacy.epsilon is not None and experiment.privacy.noise_seed is None:
+        raise PrivacyError(
+            "a private run needs a ledger: use deploy.simulate.run.run_simulation (`byzuldp simulate`), or set "
+            "privacy.noise_seed for research"
+        )
     single_threaded()
     task = task or build_task(experiment)
     _, _, mechanism = opened(experiment, lambda: task.dataset.train.labels)

@@ -1,14 +1,16 @@
 """``operator/metrics.sqlite``: how the rounds went, for the operator's eyes; nothing here decides anything.
 
-A database of its own, in WAL mode with ``synchronous=NORMAL``: a record costs no fsync, so it never slows the commit
-of a round; it survives the death of the process, and a loss of power may take the last records, never damage the
-file (with ``OFF`` it could). The ledger's guarantees rest on ``run.sqlite`` alone. It lies in ``operator/`` since
-who was missing, and when, is not for the public. ε is recomputed from the ledger, never recorded.
+A database of its own, in WAL mode with ``synchronous=NORMAL``, written by a thread of its own: a record never slows the
+commit of a round. The death of the process may take the rounds of the last half second, a loss of power a
+little more; neither damages the file (with ``OFF`` it could). The ledger's guarantees rest on ``run.sqlite`` alone. It
+lies in ``operator/`` since who was missing, and when, is not for the public. ε is recomputed from the ledger, never
+recorded.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.errors import StoreProblem
-from ps.durable import connect, explaining, transaction
+from ps.durable import connect, explaining, reading, transaction
 from ps.spans import Span, pack, unpack
 
 __all__ = [
@@ -39,6 +41,12 @@ FILE = "operator/metrics.sqlite"
 IF_DAMAGED = "move the file away (with its -wal and -shm): the run does not depend on it, and goes on with --resume"
 T = TypeVar("T")
 
+_Row = tuple[float | str | bytes, ...]
+_Write = tuple[str, tuple[_Row, ...]]
+"""A statement, and the rows it is for."""
+
+GATHER_S = 0.5
+"""So long a record waits for others. A process that is killed loses no more than what came since."""
 MOVE_EVERY = 256  # writes, of two pages or so
 
 NO_CLIENT = -1  # NULL would make every row of the key distinct
@@ -101,91 +109,135 @@ class RefusalCount:
 
 
 class Records:
-    """The writer; one per run folder, under the store's lock."""
+    """The writer; one per run folder, under the store's lock.
+
+    A thread of its own writes, a few tenths of a second at a time: whoever records a round hands it over, and neither
+    waits for the disk nor pays for a transaction. What could not be written, the next one who records or reads is told.
+    Evaluations and refusals are rare, and written when the call returns.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = 0
-        self._moving: threading.Thread | None = None
         with explaining(path, "open the run's metrics", damaged=IF_DAMAGED):
             self._connection = connect(path, synchronous="NORMAL", create=True)
             try:
-                self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # see _wrote
+                self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # see _move_now_and_then
                 self._connection.executescript(_SCHEMA)
                 if not _has_spans(self._connection):
                     self._connection.execute("ALTER TABLE rounds ADD COLUMN spans BLOB")
             except BaseException:
                 self._connection.close()
                 raise
+        self._waiting = queue.SimpleQueue[_Write | threading.Event | None]()
+        self._urgent = threading.Event()
+        self._problem: StoreProblem | None = None
+        self._thread = threading.Thread(target=self._work, name="records", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        if self._moving is not None:
-            self._moving.join()
+        """Write what is waiting, and stop."""
+        self._waiting.put(None)
+        self._urgent.set()
+        self._thread.join()
         self._connection.close()
 
-    def _wrote(self) -> None:
-        """Now and then SQLite's log is moved into the database, which costs an fsync: not on the thread that records,
-        which is the event loop's."""
-        self._written += 1
-        if self._written >= MOVE_EVERY and (self._moving is None or not self._moving.is_alive()):
-            self._written = 0
-            self._moving = threading.Thread(target=self._move, name="records", daemon=True)
-            self._moving.start()
+    def flush(self) -> None:
+        """Wait until everything is written.
 
-    def _move(self) -> None:
-        with suppress(StoreProblem), explaining(self._path, "move the log into the database", damaged=IF_DAMAGED):
-            connection = connect(self._path, synchronous="NORMAL", create=False)
-            try:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            finally:
-                connection.close()
+        Raises
+        ------
+        StoreProblem
+            Something could not be.
+        """
+        written = threading.Event()
+        self._waiting.put(written)
+        self._urgent.set()  # after that, so that whoever hears it finds it
+        written.wait()
+        self._raise()
+
+    def _raise(self) -> None:
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+
+    def _work(self) -> None:
+        closed = False
+        while not closed:
+            taken = [self._waiting.get()]
+            self._urgent.wait(GATHER_S)
+            self._urgent.clear()
+            with suppress(queue.Empty):
+                while True:
+                    taken.append(self._waiting.get_nowait())
+            self._problem = self._write_all([item for item in taken if isinstance(item, tuple)]) or self._problem
+            for item in taken:
+                if isinstance(item, threading.Event):
+                    item.set()
+            closed = None in taken
+
+    def _write_all(self, writes: Sequence[_Write]) -> StoreProblem | None:
+        if not writes:
+            return None
+        try:
+            with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED), transaction(self._connection):
+                for statement, rows in writes:
+                    self._connection.executemany(statement, rows)
+                self._written += len(writes)
+            self._move_now_and_then()
+        except StoreProblem as problem:
+            return problem
+        return None
+
+    def _move_now_and_then(self) -> None:
+        """SQLite's log is moved into the database, which costs an fsync."""
+        if self._written >= MOVE_EVERY:
+            self._written = 0
+            with explaining(self._path, "move the log into the database", damaged=IF_DAMAGED):
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def round(self, metrics: RoundMetrics) -> None:
         """Record a round; one that is run again after a crash replaces the record of its first try."""
-        self._write(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        row = (
             metrics.round_id,
             metrics.started_at,
             metrics.latency_s,
             _segments_template(tuple(metrics.segments)) % tuple(metrics.segments.values()),
             metrics.answered,
-            json.dumps(metrics.missing),
+            json.dumps(metrics.missing) if metrics.missing else "[]",
             metrics.bytes_down,
             metrics.bytes_up,
             pack(metrics.spans),
         )
+        self._hand_over("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        self._write(
-            "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
-            record.round_id,
-            record.accuracy,
-            record.loss,
-            record.images,
-        )
+        row = (record.round_id, record.accuracy, record.loss, record.images)
+        self._hand_over("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)", row)
+        self.flush()
 
     def refusals(self, counts: Iterable[RefusalCount]) -> None:
         """Add counts to those that are there."""
-        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED), transaction(self._connection):
-            self._connection.executemany(
-                "INSERT INTO refusals VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, client_id) DO UPDATE SET "
-                "count = count + excluded.count, last_round = max(last_round, excluded.last_round)",
-                [
-                    (c.kind, NO_CLIENT if c.client_id is None else c.client_id, c.count, c.first_round, c.last_round)
-                    for c in counts
-                ],
-            )
-        self._wrote()
+        self._hand_over(
+            "INSERT INTO refusals VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, client_id) DO UPDATE SET "
+            "count = count + excluded.count, last_round = max(last_round, excluded.last_round)",
+            *(
+                (c.kind, NO_CLIENT if c.client_id is None else c.client_id, c.count, c.first_round, c.last_round)
+                for c in counts
+            ),
+        )
+        self.flush()
 
     def read(self, query: Callable[[sqlite3.Connection], list[T]]) -> list[T]:
         """Ask :func:`rounds`, :func:`evaluations` or :func:`refusals`."""
-        with explaining(self._path, "read the run's metrics", damaged=IF_DAMAGED):
-            return query(self._connection)
+        self.flush()
+        with reading(self._path, damaged=IF_DAMAGED) as connection:
+            return query(connection)
 
-    def _write(self, statement: str, *values: float | str | bytes) -> None:
-        with explaining(self._path, "record the run's metrics", damaged=IF_DAMAGED):
-            self._connection.execute(statement, values)  # one statement is a transaction
-        self._wrote()
+    def _hand_over(self, statement: str, *rows: _Row) -> None:
+        self._waiting.put((statement, rows))
+        if self._problem is not None:
+            self._raise()
 
 
 @lru_cache

@@ -57,7 +57,10 @@ class RoundTiming:
 
         What is said to have ended before the segment ahead of it takes no time.
         """
-        self._last = max(self._last, time.monotonic() if at is None else at)
+        if at is None:
+            at = time.monotonic()
+        if at > self._last:
+            self._last = at
         self._ends.append((segment, self._last))
 
     def span(self, name: str, client_id: int | None, began_at: float, seconds: float, num_bytes: int = 0) -> None:

@@ -100,6 +100,8 @@ def run_simulation(
             resources.enter_context(store)
         if resume:
             clients = _clients(experiment, task, mechanism, exact=exact)
+        how = "one client after the other" if clients.one_by_one else "all clients at once"
+        report({"event": "note", "message": f"run {store.run_id}, gradients of {how}, folder {store.folder}"})
         run = _Run(experiment, store, task, ledger, budget, mechanism, clients, report, started_at, fault)
         return run.through(stop or threading.Event(), resume=resume)
 

@@ -17,7 +17,7 @@ from federations import Child, small_experiment, theta_of
 from adversary.attacks import ATTACKS
 from common.aggregation import RULES
 from common.config import Experiment
-from common.errors import ConfigError, RunFolderExists, StoreDamaged, StoreUnwritable
+from common.errors import ConfigError, PrivacyError, RunFolderExists, StoreDamaged, StoreUnwritable
 from common.learning.task import build_task
 from deploy.report.writing import write_report
 from deploy.simulate import run as simulate_run
@@ -274,6 +274,19 @@ def test_what_needs_the_network_is_refused_before_there_is_a_folder(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"misbehaviour\.name = silence.*byzuldp run"):
         run_simulation(experiment, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_no_secret_noise_without_a_ledger() -> None:
+    with pytest.raises(PrivacyError, match="needs a ledger"):
+        next(simulate(an_experiment(privacy={"noise_seed": None})))
+
+
+def test_a_private_runs_claim_is_that_of_any_run(tmp_path: Path) -> None:
+    experiment = an_experiment(3, privacy={"noise_seed": None}, attack={"name": "none"})
+    summary = run_simulation(experiment, tmp_path / "run")
+    assert summary["private"]
+    assert summary["epsilon_spent"] == pytest.approx(500.0, rel=1e-6)
+    assert verify_run(tmp_path / "run").holds
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:

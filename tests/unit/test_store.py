@@ -650,7 +650,7 @@ def test_what_is_recorded_is_read_back_by_store_and_reader_while_the_run_goes_on
             one = RefusalCount("late", 3, 1, round_id, round_id)
             store.record_refusals([one, RefusalCount("unknown_client", None, 2, round_id, round_id)])
         reader = RunReader(tmp_path / "run")
-        for source in (store, reader):
+        for source in (store, reader):  # the store first: asking it waits for what is still to be written
             assert source.rounds() == [metrics]
             assert [(e.round_id, e.accuracy, e.images) for e in source.evaluations()] == [(1, 0.8, 10_000)]
             assert math.isnan(source.evaluations()[0].loss)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import small_experiment
+from federations import small_experiment, until
 from hypothesis import given
 from hypothesis import strategies as st
 from made_run import make_run
 
+from common.errors import StoreProblem
 from common.noise import NoiseAhead
-from ps.records import Records, RoundMetrics, rounds
+from ps.records import EvaluationRecord, Records, RoundMetrics, rounds
 from ps.round_maker import RoundMaker
 from ps.rounds import CloseRound
 from ps.spans import NAMES, Packed, Span, pack, unpack
@@ -88,23 +92,63 @@ def test_segments_are_recorded_to_nine_digits_whatever_they_are_called(
     assert found.segments == pytest.approx(segments, rel=1e-8, abs=0.0)
 
 
-def test_the_log_of_the_records_is_moved_into_the_database_by_another_thread_and_reading_goes_on(
+def test_the_log_of_the_records_is_moved_into_the_database_now_and_then_and_reading_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ps.records.MOVE_EVERY", 8)
     path = tmp_path / "metrics.sqlite"
     records = Records(path)
     size = path.stat().st_size
-    movers = set()
     for round_id in range(40):
         records.round(RoundMetrics(round_id, 0.0, 1.0, {}, spans=[Span("upload", k, 0.0, 1.0, 40) for k in range(60)]))
-        if records._moving is not None:
-            movers.add(records._moving)
-            records._moving.join(10)
-    assert len(movers) == 5
+    records.flush()
     assert path.stat().st_size > size  # before it is closed, which would do the same
     assert len(records.read(rounds)) == 40
     records.close()
+
+
+def test_rounds_are_written_without_being_asked_for_and_on_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever records a round does not wait for the disk; others see it soon."""
+    writers, write_all = set(), Records._write_all
+
+    def noted(records: Records, writes: Sequence[object]) -> object:
+        writers.add(threading.current_thread())
+        return write_all(records, writes)
+
+    monkeypatch.setattr(Records, "_write_all", noted)
+    path = tmp_path / "metrics.sqlite"
+    records = Records(path)
+    records.round(RoundMetrics(0, 0.0, 1.0, {}))
+    until(lambda: _rounds_in(path) == 1, "a round to be in the database")
+    records.close()
+    assert writers
+    assert threading.current_thread() not in writers
+
+
+def test_what_was_handed_over_before_closing_is_written(tmp_path: Path) -> None:
+    records = Records(tmp_path / "metrics.sqlite")
+    for round_id in range(100):
+        records.round(RoundMetrics(round_id, 0.0, 1.0, {}))
+    records.close()
+    assert _rounds_in(tmp_path / "metrics.sqlite") == 100
+
+
+def test_a_record_that_could_not_be_written_is_told_to_the_next_who_records(tmp_path: Path) -> None:
+    records = Records(tmp_path / "metrics.sqlite")
+    records._connection.execute("DROP TABLE rounds")
+    records.round(RoundMetrics(0, 0.0, 1.0, {}))
+    with pytest.raises(StoreProblem, match="no such table"):
+        records.flush()
+    records.evaluation(EvaluationRecord(1, 0.5, 0.1, 10))  # told once
+    records.close()
+
+
+def _rounds_in(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM rounds").fetchone()
+    return int(count)
 
 
 def test_who_does_the_same_again_and_again_in_a_round_is_recorded_once() -> None:
