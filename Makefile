@@ -10,7 +10,7 @@ FUZZ_S     ?= 600
 SEED       ?=
 SCHEDULES  ?= 1000000
 
-.PHONY: help install run test test-system test-all simulate chaos check format proto data clean bench-aggregation bench-noise bench-scale bench-recorder bench-misbehaviour bench-attacks fuzz
+.PHONY: help install run test test-system test-all simulate chaos check format proto data clean bench-aggregation bench-noise bench-scale bench-recorder bench-latency bench-simulation bench-misbehaviour bench-attacks fuzz
 
 help:
 	@echo "make run          train: a parameter server, clients and adversaries on this machine (EXPERIMENT=$(EXPERIMENT))"
@@ -23,6 +23,8 @@ help:
 	@echo "make check        lint, types, layers"
 	@echo "make bench-aggregation  time the rules beside their peers"
 	@echo "make bench-noise  time the noise beside a whole round"
+	@echo "make bench-latency  rounds beside Flower and a bare echo, ten minutes"
+	@echo "make bench-simulation  a simulated round beside its gradients alone"
 	@echo "make bench-recorder  what the record of a round costs"
 	@echo "make bench-misbehaviour  what each misbehaviour costs the others (six minutes)"
 	@echo "make bench-scale  a thousand connections beside a bare echo (about five minutes)"
@@ -83,6 +85,12 @@ bench-aggregation: install
 
 bench-noise: install
 	$(BIN)/python benchmarks/noise.py
+
+bench-latency: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/latency.py
+
+bench-simulation: install
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/simulation.py
 
 bench-recorder: install
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/recorder.py

@@ -26,7 +26,7 @@ def sync_directory(folder: Path) -> None:
 
 
 def write_durably(
-    path: Path, data: bytes | memoryview, *, mode: int = 0o666, written: Callable[[], None] = lambda: None
+    path: Path, *data: bytes | memoryview, mode: int = 0o666, written: Callable[[], None] = lambda: None
 ) -> None:
     """Write a whole file so that it is there, complete, after any crash; or not at all.
 
@@ -35,7 +35,7 @@ def write_durably(
     path
         The file's final name; an older file of that name is replaced in one step.
     data
-        Its content.
+        Its content, in one piece or several.
     mode
         Its permissions, less the process's umask; they hold before the first byte is written.
     written
@@ -51,7 +51,7 @@ def write_durably(
         temporary.unlink(missing_ok=True)  # left by a process that was killed; its permissions may be others
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(descriptor)
         written()

@@ -304,10 +304,11 @@ class RunStore:
             if prepared.theta.size != self._run.parameters:
                 raise ValueError(f"{prepared.theta.size} parameters; this run has {self._run.parameters}")
             committed = self._make_durable(prepared, self._latest.head)
-            # The round stands: whatever keeps an old model from going is left to the next open().
-            with suppress(OSError):
-                old = tensors.file_name(prepared.round_id - self._run.keep)
-                (self.folder / layout.MODELS / old).unlink(missing_ok=True)
+            old = self.folder / layout.MODELS / tensors.file_name(prepared.round_id - self._run.keep)
+            if committed.theta.nbytes < tensors.HASHED_BESIDE:
+                _remove(old)
+            else:  # giving so many blocks back takes the file system a while, which the round need not wait for
+                threading.Thread(target=_remove, args=(old,), name="models").start()
             return committed
 
     def latest(self) -> CommittedRound:
@@ -444,3 +445,9 @@ class RunStore:
         with suppress(OSError):  # the round stands; the next open() does this again
             tensors.settle(models, prepared.round_id)
         return self._latest
+
+
+def _remove(model: Path) -> None:
+    """The round stands: whatever keeps an old model from going is left to the next :meth:`RunStore.open`."""
+    with suppress(OSError):
+        model.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
 
 from common.durable import TEMPORARY, write_durably
 from common.errors import StoreDamaged
@@ -33,7 +32,7 @@ PREPARED = ".prepared"
 THETA = "theta"
 SERVER_MOMENTUM = "server_momentum"
 HASHED_BESIDE = 1 << 20
-"""Bytes from which the digest is computed while the disk writes; below, starting a thread costs more."""
+"""Bytes from which copies and digest are made while the disk writes; below, starting a thread costs more."""
 
 FloatVector = npt.NDArray[np.float32]
 
@@ -78,7 +77,7 @@ def settle(folder: Path, round_id: int) -> None:
 
 def _vectors(data: bytes) -> tuple[FloatVector, FloatVector]:
     """θ and R of a file's content, without a copy; they stand on a bytes object, so nobody can change them."""
-    # The format: the header's length (8 bytes, little-endian), the header in JSON, the tensors.
+    # The format (see _header): the header's length (8 bytes, little-endian), the header in JSON, the tensors.
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     vectors = []
@@ -91,7 +90,7 @@ def _vectors(data: bytes) -> tuple[FloatVector, FloatVector]:
 
 
 def write_model(
-    folder: Path, round_id: int, theta: FloatVector, server_momentum: FloatVector, *, written: Callable[[], None]
+    folder: Path, round_id: int, theta: FloatVector, momentum: FloatVector, *, written: Callable[[], None]
 ) -> tuple[TensorFile, FloatVector, FloatVector]:
     """Write the file of one round durably, as a prepared one: see :func:`settle`.
 
@@ -99,7 +98,7 @@ def write_model(
     ----------
     folder
         The run's ``models/``.
-    theta, server_momentum
+    theta, momentum
         θ and R, float32, shape ``(d,)``.
     written
         Called between writing and renaming (a fault point).
@@ -107,27 +106,49 @@ def write_model(
     Returns
     -------
     file, theta, server_momentum
-        What to remember of the file, and the vectors exactly as written, read-only.
+        What to remember of the file, and copies of the vectors that nobody can change.
 
     Raises
     ------
     OSError
         Nothing was written.
     """
-    # save() reads memory from the first element on, whatever the strides are.
-    vectors = {THETA: np.ascontiguousarray(theta), SERVER_MOMENTUM: np.ascontiguousarray(server_momentum)}
-    data = save(vectors, metadata={"round": str(round_id)})
-    name = file_name(round_id)
-    path = folder / (name + PREPARED)
-    if len(data) < HASHED_BESIDE:
-        write_durably(path, data, written=written)
-        digest = sha256(data).hexdigest()
+    vectors = [np.ascontiguousarray(vector, dtype="<f4") for vector in (theta, momentum)]
+    header, name = _header(theta.size, round_id), file_name(round_id)
+    data: list[bytes | memoryview] = [header, *(vector.data.cast("B") for vector in vectors)]
+    path, size = folder / (name + PREPARED), sum(map(len, data))
+    if size < HASHED_BESIDE:
+        write_durably(path, *data, written=written)
+        digest, *copies = _copied(header, vectors)
     else:
         with ThreadPoolExecutor(max_workers=1) as beside:
-            hashing = beside.submit(sha256, data)
-            write_durably(path, data, written=written)
-            digest = hashing.result().hexdigest()
-    return TensorFile(name, digest, len(data), theta.size), *_vectors(data)
+            copying = beside.submit(_copied, header, vectors)
+            write_durably(path, *data, written=written)
+            digest, *copies = copying.result()
+    return TensorFile(name, digest, size, theta.size), copies[0], copies[1]
+
+
+def _copied(header: bytes, vectors: Sequence[FloatVector]) -> tuple[str, *tuple[FloatVector, ...]]:
+    """The digest of the file that has the header and the vectors, and these on memory that nobody can change."""
+    digest, copies = sha256(header), list[FloatVector]()
+    for vector in vectors:
+        copy = vector.tobytes()
+        digest.update(copy)
+        copies.append(np.frombuffer(copy, dtype="<f4"))
+    return digest.hexdigest(), *copies
+
+
+def _header(parameters: int, round_id: int) -> bytes:
+    """Of a file with both vectors. ``safetensors.numpy.save`` copies them more often, for as long as the disk takes."""
+    size = 4 * parameters
+    header = {
+        "__metadata__": {"round": str(round_id)},
+        THETA: {"dtype": "F32", "shape": [parameters], "data_offsets": [0, size]},
+        SERVER_MOMENTUM: {"dtype": "F32", "shape": [parameters], "data_offsets": [size, 2 * size]},
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_model(folder: Path, expected: TensorFile) -> tuple[FloatVector, FloatVector]:

@@ -145,9 +145,11 @@ def _near(centre: Tensor, mechanism: Mechanism) -> Tensor:
 def context_of(mechanism: Mechanism, state: ServerState, seed: int) -> RoundContext:
     """What the rule may know of a round: public weights, the last released R as centre, a public random stream."""
     weights = getattr(mechanism.rule, "weights", None)
+    # An exact sum looks at its rows alone, and the centre's norm takes time.
+    looks_for_centre = "centre" in mechanism.rule.needs or not mechanism.sums_exactly()
     return RoundContext(
         round_id=state.round_id,
         weights=None if weights is None else torch.as_tensor(weights, dtype=torch.float64),
-        centre=_near(state.momentum, mechanism),
+        centre=_near(state.momentum, mechanism) if looks_for_centre else None,
         generator=stream(seed, "rule", round_id=state.round_id),
     )

@@ -13,7 +13,7 @@ from typing import Any
 from deploy.report.palette import DASHES, GRID, INK, SERIES, SOFT
 from deploy.sweep.plan import Plan, Plot
 from deploy.sweep.points import shown
-from deploy.sweep.results import MEASURES, Row
+from deploy.sweep.results import Row
 from deploy.sweep.selection import group_by
 from deploy.sweep.table import write_csv
 
@@ -79,7 +79,7 @@ def _picture(curves: Mapping[str, Curve], plot: Plot, title: str, path: Path) ->
         axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
     if numeric:
         values = sorted({float(x) for x, *_ in everywhere})
-        if values[0] > 0 and values[-1] / values[0] >= 20:
+        if values[0] > 0 and values[-1] / values[0] >= 10:
             axes.set_xscale("log")
     else:
         ticks = [_words("", name).strip() for name in names]
@@ -88,7 +88,7 @@ def _picture(curves: Mapping[str, Curve], plot: Plot, title: str, path: Path) ->
         axes.set_ylim(-0.02, 1.02)
     axes.set_title(title, color=INK, fontsize=11)
     axes.set_xlabel(plot.x, color=INK)
-    axes.set_ylabel(MEASURES[plot.y], color=INK, fontsize=9)
+    axes.set_ylabel(plot.y.replace("_", " "), color=INK)
     axes.grid(color=GRID)
     axes.tick_params(colors=SOFT)
     for side in ("top", "right"):
