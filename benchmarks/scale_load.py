@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import resource
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
@@ -166,6 +168,7 @@ class Client:
         )
         self._schema_hash = bytes.fromhex(terms["schema_hash"])
         self.rounds: list[int] = []  # that it answered
+        self._pushed_at = -math.inf
 
     async def take_part(self) -> None:
         """From joining to the run's end.
@@ -209,7 +212,7 @@ class Client:
     async def _attend(self, caller: pb.Caller, heartbeat_s: float) -> None:
         call = self._stub.Attend(timeout=None)
         await call.write(pb.AttendRequest(attending=pb.Attending(callers=[caller])))
-        beating = asyncio.create_task(_beat(call, heartbeat_s))
+        beating = asyncio.create_task(self._beat(call, heartbeat_s))
         try:
             while (event := await call.read()) is not grpc.aio.EOF:
                 if isinstance(event, Malformed):
@@ -263,13 +266,17 @@ class Client:
         await call.done_writing()
         _refuse(await call)
         self.rounds.append(round_id)
+        self._pushed_at = time.monotonic()
 
-
-async def _beat(call: Any, heartbeat_s: float) -> None:
-    await asyncio.sleep(heartbeat_s * random.random())  # a thousand clients do not beat as one
-    while True:
-        await call.write(pb.AttendRequest(heartbeat=pb.Heartbeat()))
-        await asyncio.sleep(heartbeat_s)
+    async def _beat(self, call: Any, heartbeat_s: float) -> None:
+        """As the product's client: a momentum is as good as a heartbeat."""
+        await asyncio.sleep(heartbeat_s * random.random())  # a thousand clients do not beat as one
+        while True:
+            if (rest_s := self._pushed_at + heartbeat_s - time.monotonic()) > 0:
+                await asyncio.sleep(rest_s)
+                continue
+            await call.write(pb.AttendRequest(heartbeat=pb.Heartbeat()))
+            await asyncio.sleep(heartbeat_s)
 
 
 def _refuse(reply: Any) -> None:

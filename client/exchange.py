@@ -240,7 +240,7 @@ class Exchange:
                 continue
             finally:
                 call.cancel()
-            self._members.heard()
+            self._members.heard(caller.client_id)
             match header.WhichOneof("outcome"):
                 case "model" if theta is not None:
                     return self._accept(header.model, theta, wanted)
@@ -297,11 +297,13 @@ class Exchange:
         )
         if reply is None:
             return
-        self._members.heard()
+        self._members.heard(client_id)
         if isinstance(reply, Malformed):
             raise Rejoin(f"a reply that is none: {reply.reason}")
         if reply.HasField("refusal"):
             self._members.refused(reply.refusal, client_id)
+        else:
+            self._members.pushed(client_id)
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:

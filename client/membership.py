@@ -19,6 +19,7 @@ import grpc
 from client.answers import end_of, public_of, refusal_of, what_is_wrong_with
 from client.channels import Channels, Line
 from client.memory import Outcome, RunTerms
+from client.silence import unless_silent
 from common.config import Experiment
 from common.errors import ConfigError, JoinRefused, NetworkProblem, ServerUnreachable, Superseded
 from common.rpc import PROTOCOL_VERSION
@@ -97,6 +98,8 @@ class Membership:
         self._errors: dict[int, asyncio.Queue[pb.ClientError]] = {}
         self._silent_since: dict[int, float] = {}  # identities that get no answer while others do
         self._turned_away: set[int] = set()  # for a while
+        self._heard_at: dict[int, float] = {}  # when each identity was last answered
+        self._pushed_at: dict[int, float] = {}  # when a momentum of it was last taken
         self._heartbeat_s = self._network.heartbeat_s
         self._silence_s: float | None = None  # after which the server is taken for gone
         self.chunk_bytes = self._network.chunk_bytes
@@ -115,9 +118,15 @@ class Membership:
         """What an identity speaks through."""
         return self._stubs[client_id]
 
-    def heard(self) -> None:
-        """The parameter server has said something."""
+    def heard(self, *ids: int) -> None:
+        """The parameter server has said something, to these identities."""
         self.heard_at = asyncio.get_running_loop().time()
+        for client_id in ids:
+            self._heard_at[client_id] = self.heard_at
+
+    def pushed(self, client_id: int) -> None:
+        """The parameter server has an identity's momentum, which is as good as a heartbeat."""
+        self._pushed_at[client_id] = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         """Close all channels."""
@@ -263,9 +272,10 @@ class Membership:
             return
         call = line.stub.Attend(timeout=None)  # lives as long as the run: heartbeats and keepalive bound its silence
         beats = asyncio.create_task(self._beat(call, callers, self._errors[callers[0].client_id]))
+        self.heard(*line.ids)
         try:
-            while (event := await self._next_event(call)) is not grpc.aio.EOF:
-                self.heard()
+            while (event := await self._next_event(call, line)) is not grpc.aio.EOF:
+                self.heard(line.ids[0])
                 if isinstance(event, Malformed):
                     raise Rejoin(f"an event that is none: {event.reason}")
                 match event.WhichOneof("event"):
@@ -282,10 +292,10 @@ class Membership:
             beats.cancel()
             call.cancel()
 
-    async def _next_event(self, call: grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendEvent]) -> Any:
-        """The next event. A server that is there says something now and then, if only that it is there."""
+    async def _next_event(self, call: grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendEvent], line: Line) -> Any:
+        """The next event. A server that is there answers calls, or says now and then that it is there."""
         try:
-            async with asyncio.timeout(self._silence_s):
+            async with unless_silent(self._silence_s, lambda: max(self._heard_at[client_id] for client_id in line.ids)):
                 return await call.read()
         except TimeoutError:
             raise Rejoin(f"nothing was heard from the parameter server for {self._silence_s:g} s") from None
@@ -296,16 +306,21 @@ class Membership:
         callers: list[pb.Caller],
         errors: asyncio.Queue[pb.ClientError],
     ) -> None:
-        message = pb.AttendRequest(attending=pb.Attending(callers=callers))
+        """Heartbeats and errors; nothing, as long as the momenta of all who speak here say that they are alive."""
+        loop, message = asyncio.get_running_loop(), pb.AttendRequest(attending=pb.Attending(callers=callers))
         # A stream that has ended cannot be written to; whoever reads it learns why.
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             while True:
                 await call.write(message)
-                try:
-                    async with asyncio.timeout(self._heartbeat_s):
-                        message = pb.AttendRequest(error=await errors.get())
-                except TimeoutError:
-                    message = pb.AttendRequest(heartbeat=pb.Heartbeat())
+                shown_at = loop.time()
+                message = pb.AttendRequest(heartbeat=pb.Heartbeat())
+                while (due := shown_at + self._heartbeat_s) > loop.time():
+                    try:
+                        async with asyncio.timeout_at(due):
+                            message = pb.AttendRequest(error=await errors.get())
+                        break
+                    except TimeoutError:
+                        shown_at = max(shown_at, min(self._pushed_at.get(who.client_id, -math.inf) for who in callers))
 
     def report_error(self, client_id: int, round_id: int, problem: BaseException) -> None:
         """Tell the parameter server of a fault in one logical client; the others go on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -168,6 +169,8 @@ class _Run:
             if committed.round_id % every == 0 and committed.round_id < self.experiment.training.rounds:
                 evaluator.offer(committed.round_id, committed.theta)
 
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through it again and again takes a tenth of a busy server's time
         return asyncio.run(self._serve(address, credentials, evaluator, evaluate))
 
     async def _serve(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class Attendance:
 
     peer: Peer
     callers: dict[int, bytes] = field(default_factory=dict)
+    answered_at: float = -math.inf
+    """When a call of one of them was answered last."""
     events: asyncio.Queue[pb.AttendEvent] = field(default_factory=lambda: asyncio.Queue(WAITING_EVENTS))
 
     def tell(self, event: pb.AttendEvent) -> None:
@@ -92,6 +95,7 @@ class Membership:
         self._run_id, self._fingerprint, self._token_hashes = run_id, fingerprint, token_hashes
         self._clock, self._live_changed = clock, live_changed
         self._attendances: set[Attendance] = set()
+        self._attending: dict[int, Attendance] = {}  # the latest stream of each identity
         self._joined_from: dict[int, Peer] = {}
         self._strikes = Strikes() if strikes is None else strikes
         self._suspended: dict[int, bytes] = {}  # the incarnation that an identity had when it was suspended last
@@ -229,6 +233,7 @@ class Membership:
             self.check(caller, peer, even_when_over=True)
         attendance = Attendance(peer, {caller.client_id: caller.incarnation for caller in callers})
         self._attendances.add(attendance)
+        self._attending.update(dict.fromkeys(attendance.callers, attendance))
         self.heartbeat(attendance)
         if self.over is not None:
             attendance.tell(pb.AttendEvent(run_finished=self.over))
@@ -263,9 +268,28 @@ class Membership:
         if self.roster.live is not before:
             self._live_changed()
 
+    def answered(self, client_id: int | None) -> None:
+        """A call of a member was answered: its process knows that this server is there."""
+        attendance = None if client_id is None else self._attending.get(client_id)
+        if attendance is not None:
+            attendance.answered_at = self._clock()
+
+    def answered_s_ago(self, attendance: Attendance) -> float:
+        """How long ago a process got its last answer; infinite if it got none since it attends."""
+        return self._clock() - attendance.answered_at
+
+    def heard_s_ago(self, attendance: Attendance) -> float:
+        """How long ago something was heard of a process: a heartbeat, or a momentum of one of its members."""
+        members = self.roster.members
+        heard = (members[client_id].last_seen for client_id in attendance.callers if client_id in members)
+        return self._clock() - max(heard, default=-math.inf)
+
     def detach(self, attendance: Attendance) -> None:
         """A process's stream ended; its members are dead unless they come back soon."""
         self._attendances.discard(attendance)
+        for client_id in attendance.callers:
+            if self._attending.get(client_id) is attendance:
+                del self._attending[client_id]
         for client_id, incarnation in attendance.callers.items():
             self.roster.lost(client_id, incarnation, self._clock())
         self._live_changed()  # not yet, but the next tick is due earlier now

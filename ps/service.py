@@ -128,14 +128,15 @@ class ParameterServerService:
                 telling.cancel()
 
     async def _write_events(self, attendance: Attendance, context: Context, patience: asyncio.Timeout) -> None:
-        """Events as they come; when there are none, a heartbeat now and then shows that this server is there.
+        """Events as they come; a process that gets no other answer either is told now and then that we are there.
 
         (Keepalive would be answered by whatever proxy stands between.)
         """
+        timeouts, beat_s = self._streams.timeouts, self._beat_s
         event: pb.AttendEvent | None = None
         while event is None or event.WhichOneof("event") not in ("run_finished", "refusal"):
             try:
-                with self._streams.timeouts.within(self._beat_s):
+                with timeouts.within(beat_s, more=lambda: beat_s - self._members.answered_s_ago(attendance)):
                     event = await attendance.events.get()
             except TimeoutError:
                 event = pb.AttendEvent(heartbeat=pb.Heartbeat())
@@ -147,10 +148,14 @@ class ParameterServerService:
         patience.reschedule(asyncio.get_running_loop().time() + lingers_s)
 
     async def _listen(self, attendance: Attendance, requests: Requests[pb.AttendRequest]) -> None:
-        """Heartbeats and errors, until the stream ends or falls silent; refused when it breaks the protocol."""
+        """Heartbeats and errors, until the stream ends or its identities fall silent, which may send momenta instead.
+
+        Refused when it breaks the protocol.
+        """
+        timeouts, liveness_s = self._streams.timeouts, self._network.liveness_s
         while True:
             try:
-                with self._streams.timeouts.within(self._network.liveness_s):
+                with timeouts.within(liveness_s, more=lambda: liveness_s - self._members.heard_s_ago(attendance)):
                     request = await anext(requests, None)
             except TimeoutError:
                 return
@@ -201,6 +206,7 @@ class ParameterServerService:
                 self._ps.count_bytes(down=len(frame))
                 left_s = began_at + self._transfer_s - time.monotonic()
         self._ps.took("download", client_id, model.round_id, began_at, time.monotonic() - began_at, num_bytes)
+        self._members.answered(client_id)
         if sent < model.count:
             await context.abort(
                 grpc.StatusCode.ABORTED,
@@ -214,7 +220,9 @@ class ParameterServerService:
             reception = Reception(self._ps, frames, self._peer(context), stream)
             try:
                 with self._streams.timeouts.within(self._transfer_s):
-                    return pb.PushReply(accepted=await reception.receive())
+                    accepted = await reception.receive()
+                self._members.answered(reception.client_id)
+                return pb.PushReply(accepted=accepted)
             except Refused as refused:
                 reason = refused
             except TimeoutError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from types import TracebackType
 
 __all__ = ["GRAIN_S", "Timeout", "Timeouts"]
@@ -25,10 +26,10 @@ class Timeout:
         From the block, when the time is over.
     """
 
-    __slots__ = ("_all", "_bucket", "_cancelling", "_expired", "_seconds", "_task")
+    __slots__ = ("_all", "_bucket", "_cancelling", "_expired", "_more", "_seconds", "_task")
 
-    def __init__(self, all_of_them: Timeouts, seconds: float) -> None:
-        self._all, self._seconds = all_of_them, seconds
+    def __init__(self, all_of_them: Timeouts, seconds: float, more: Callable[[], float] | None) -> None:
+        self._all, self._seconds, self._more = all_of_them, seconds, more
         self._expired = False
 
     def __enter__(self) -> Timeout:
@@ -47,7 +48,10 @@ class Timeout:
             raise TimeoutError from problem
 
     def expire(self) -> None:
-        """The time is over."""
+        """The time is over, unless there is more of it."""
+        if self._more is not None and (seconds := self._more()) > 0:
+            self._bucket = self._all.enter(self, seconds)
+            return
         self._expired = True
         self._task.cancel()
 
@@ -59,9 +63,16 @@ class Timeouts:
         self._buckets: dict[int, set[Timeout]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def within(self, seconds: float) -> Timeout:
-        """``with timeouts.within(3.0): await …``"""
-        return Timeout(self, seconds)
+    def within(self, seconds: float, more: Callable[[], float] | None = None) -> Timeout:
+        """``with timeouts.within(3.0): await …``
+
+        Parameters
+        ----------
+        more
+            Asked when the time is over: how many seconds longer it may be. What cannot be waited for a second time,
+            such as a message, is so never given up too early.
+        """
+        return Timeout(self, seconds, more)
 
     def enter(self, timeout: Timeout, seconds: float) -> set[Timeout]:
         """Take a wait in; returns the bucket which it leaves when it is over."""
