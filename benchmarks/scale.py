@@ -104,6 +104,7 @@ class Measured:
     """Rounds of the bare echo, of either shape, those before the run and those after it."""
     echo_cpu_s: dict[str, float] = field(default_factory=dict)
     """Of the echo's server, a round."""
+    echo_driver_cpu_s: dict[str, float] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     idle: Usage | None = None
     peak: Usage | None = None
@@ -220,12 +221,14 @@ def echo(setting: Setting, found: Measured, drivers: Sequence[Child], log: Path,
             size = {"clients": setting.clients, "d": setting.d, "rounds": rounds, "chunk_bytes": chunk_bytes}
             server.tell({"be": "echo", **size})
             address = server.answer()["address"]
-            before = usage(server.pid).cpu_s
+            before, drivers_before = usage(server.pid).cpu_s, sum(usage(driver.pid).cpu_s for driver in drivers)
             for driver in drivers:
                 driver.tell({"do": "echo", "address": address, "rounds": rounds, "shape": shape})
             for driver in drivers:
                 found.lost += [f"echo: {problem}" for problem in driver.answer()["lost"]]
             found.echo_cpu_s[shape] = (usage(server.pid).cpu_s - before) / rounds
+            spent = sum(usage(driver.pid).cpu_s for driver in drivers) - drivers_before
+            found.echo_driver_cpu_s[shape] = spent / rounds
             server.tell({"do": "stop"})
             times = server.answer()["complete_at"][WARM_UP:]
         found.echo[shape] += [later - earlier for earlier, later in pairwise(times)]

@@ -78,8 +78,9 @@ def page(found: Sequence[Measured], *, command: str, began: float, load: tuple[f
             f"n = {setting.clients:,}, d = {setting.d:,}: ε = {setting.epsilon:g}, δ = {setting.delta:g} for the run.",
             f"{one.answers:,} momenta counted, of {setting.clients * setting.rounds:,}.",
             f"Median segments, ms: {segments}.",
-            f"Processor seconds a round: parameter server {one.ps_cpu_s:.2f}, echo's server",
-            f"{one.echo_cpu_s['calls']:.2f} ({one.echo_cpu_s['stream']:.2f} held), drivers {one.driver_cpu_s:.2f}.",
+            f"Processor seconds a round: parameter server {one.ps_cpu_s:.2f}, drivers {one.driver_cpu_s:.2f};",
+            f"of the echo {one.echo_cpu_s['calls']:.2f} and {one.echo_driver_cpu_s['calls']:.2f}, over one held call",
+            f"{one.echo_cpu_s['stream']:.2f} and {one.echo_driver_cpu_s['stream']:.2f}.",
             f"All had joined after {one.joined_s:.1f} s.",
         )
         lines += [" ".join(sentences), ""]
