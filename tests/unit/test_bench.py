@@ -89,6 +89,7 @@ def test_a_fifth_more_is_found_and_its_size_is_right():
     assert found.low > 1.0
 
 
+@pytest.mark.system  # for the time it takes
 @pytest.mark.parametrize("phi", [0.0, 0.5, 0.8])
 def test_the_same_process_is_told_apart_as_seldom_as_is_stated(phi):
     """300 pairs: at 1% more than 9 happen with probability 0.001; the seed is fixed, so it holds or it does not."""

@@ -310,6 +310,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_nothing_is_run_twice(plan_of, tmp_
     assert third.ran == []
 
 
+@pytest.mark.system  # for the time it takes
 def test_the_table_alone_is_enough_to_go_on_from(plan_of, tmp_path: Path) -> None:
     plan = plan_of(GRID)
     with pytest.raises(KeyboardInterrupt):
@@ -322,6 +323,7 @@ def test_the_table_alone_is_enough_to_go_on_from(plan_of, tmp_path: Path) -> Non
     assert len(without_times(tmp_path / "committed/table.csv")) == 8
 
 
+@pytest.mark.system  # for the time it takes
 def test_a_changed_grid_keeps_what_it_still_asks_for_and_forgets_nothing(plan_of, tmp_path: Path) -> None:
     sweep_of(plan_of(GRID), tmp_path / "out").run(InThisProcess())
     (tmp_path / "out/log/sweep.jsonl").unlink()  # only the table was kept
@@ -351,6 +353,7 @@ def test_a_failure_is_reported_with_its_code_and_retried_when_asked(plan_of, tmp
     assert len(once_more.ran) == 4
 
 
+@pytest.mark.system  # for the time it takes
 def test_a_defect_in_a_users_module_is_a_row_and_the_others_go_on(plan_of, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def data(root):\n    raise ZeroDivisionError('oh')\n")
     plan = plan_of('experiment = "base.toml"\n[grid]\n"data.dataset" = ["broken:data", "tiny_task:blobs"]\n')
@@ -361,6 +364,7 @@ def test_a_defect_in_a_users_module_is_a_row_and_the_others_go_on(plan_of, tmp_p
     assert "ZeroDivisionError" in failed.error
 
 
+@pytest.mark.system  # for the time it takes
 def test_one_of_the_grid_is_run_by_its_index_and_the_tables_are_made_of_all(plan_of, tmp_path: Path) -> None:
     plan = plan_of(GRID)
     sweep = sweep_of(plan, tmp_path / "out")
