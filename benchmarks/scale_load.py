@@ -138,16 +138,9 @@ class Copy:
                 raise Lost(f"a model of {self._received} bytes that is not what its trailer says")
             self.complete = True
 
-    def ends_after(self, count: int) -> None:
-        """The stream has ended.
-
-        Raises
-        ------
-        Lost
-            Too early.
-        """
-        if self.header.HasField("model") and not (self.complete and count == len(self._frames)):
-            raise Lost(f"a model that ends after {count} frames")
+    def ends_after(self, count: int) -> bool:
+        """Whether this is all of it; an answer that is no model has one frame."""
+        return not self.header.HasField("model") or (self.complete and count == len(self._frames))
 
 
 class Client:
@@ -228,29 +221,29 @@ class Client:
             call.cancel()
 
     async def _train(self, caller: pb.Caller) -> None:
-        wanted = 0
+        call = self._pull(pb.PullModelRequest(caller=caller, wait_s=CALL_S, follow=True), timeout=None)
         while True:
-            request = pb.PullModelRequest(caller=caller, round_id=wanted, wait_s=CALL_S)
-            header = await self._answer(self._pull(request, timeout=2 * CALL_S))
+            header = await self._answer(call)
             match header.WhichOneof("outcome"):
                 case "model":
                     await self._push(caller, header.model.round_id)
-                    wanted = header.model.round_id + 1
                 case "run_finished":
                     return
                 case "refusal":
                     _refuse(header)
+                case _:
+                    raise Lost("not yet, after so long")
 
     async def _answer(self, call: Any) -> pb.ModelHeader:
+        """The header of the next model, once all that follows it is known to be right; or of another answer."""
         copy, count = None, 0
-        while (frame := await call.read()) is not grpc.aio.EOF:
+        while copy is None or not copy.ends_after(count):
+            if (frame := await call.read()) is grpc.aio.EOF:
+                raise Lost(f"an answer that ends after {count} frames")
             if copy is None:
                 copy = self._models.copy(frame)
             copy.take(count, frame)
             count += 1
-        if copy is None:
-            raise Lost("an answer without a frame")
-        copy.ends_after(count)
         return copy.header
 
     async def _push(self, caller: pb.Caller, round_id: int) -> None:

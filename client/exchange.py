@@ -1,7 +1,7 @@
 """The client's side of the protocol: join, attend, and round after round pull the model and push momenta.
 
-One exchange serves all identities a process holds: one pull per round (the model is the same for all), but a join, a
-momentum and a push for each, and an Attend stream for each channel (with TLS every identity has its own, see
+One exchange serves all identities a process holds: one call that brings the models (they are the same for all), but a
+join, a momentum and a push for each, and an Attend stream for each channel (with TLS every identity has its own, see
 :mod:`client.channels`). What is pushed comes from a ``produce`` function, so the honest client and the adversary speak
 the same protocol through the same code. Who is a member, and what refusals mean, is :mod:`client.membership`'s.
 
@@ -16,7 +16,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from client.push import Deliver, Push, deliver
 from common.config import Experiment
 from common.errors import PrivacyError, ServerRolledBack, StoreProblem
 from common.rpc.frames import Malformed
-from common.rpc.tensors import Incomplete, receive_tensor
+from common.rpc.tensors import Ended, Incomplete, receive_tensor
 from common.rpc.texts import shown
 from common.rpc.v1 import parameter_server_pb2 as pb
 
@@ -199,60 +200,71 @@ class Exchange:
     # ---------------------------------------------------------------- rounds
 
     async def _train(self, next_round: int) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            model = await self._pull(next_round)
-            pushes: list[asyncio.Task[None]] = []
-            try:
-                began_at = loop.time()
-                async for client_id, momentum in self._produce(model):
-                    compute_s = loop.time() - began_at
-                    pushes.append(asyncio.create_task(self._push(client_id, model.round_id, momentum, compute_s)))
-                    began_at = loop.time()
-                await asyncio.gather(*pushes)
-            finally:
-                await _cancel(*pushes)
-            next_round = model.round_id + 1
+            async with aclosing(self._models(next_round)) as models:
+                async for model in models:
+                    await self._answer(model)
+                    next_round = model.round_id + 1
 
-    async def _pull(self, wanted: int) -> PublishedModel:
-        """The model of round ``wanted`` or a later one, as soon as it is open."""
-        wait_s, loop = self._network.rpc_deadline_s / 2, asyncio.get_running_loop()
-        while True:
-            asked_at = loop.time()
-            caller = next(iter(self.callers.values()), None)
-            if caller is None:
-                raise Rejoin("nobody is a member")
-            call = self._members.stub(caller.client_id).PullModel(
-                pb.PullModelRequest(caller=caller, round_id=wanted, wait_s=wait_s),
-                timeout=wait_s + self._network.deadline_of_round(4 * self._num_parameters, 1),
-            )
-            frames = aiter(call)
-            try:
+    async def _answer(self, model: PublishedModel) -> None:
+        """Push what each identity makes of a model, as soon as it is there."""
+        loop, pushes = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+        try:
+            began_at = loop.time()
+            async for client_id, momentum in self._produce(model):
+                compute_s = loop.time() - began_at
+                pushes.append(asyncio.create_task(self._push(client_id, model.round_id, momentum, compute_s)))
+                began_at = loop.time()
+            await asyncio.gather(*pushes)
+        finally:
+            await _cancel(*pushes)
+
+    async def _models(self, wanted: int) -> AsyncGenerator[PublishedModel, None]:
+        """The models of round ``wanted`` and those after it, each as soon as its round is open.
+
+        They come over one call for as long as it lasts; it is time for another when there are no more.
+        """
+        asked_at = asyncio.get_running_loop().time()
+        caller = next(iter(self.callers.values()), None)
+        if caller is None:
+            raise Rejoin("nobody is a member")
+        # No deadline for the call: whether the server is there shows on the Attend stream.
+        call = self._members.stub(caller.client_id).PullModel(
+            pb.PullModelRequest(caller=caller, round_id=wanted, wait_s=self._network.rpc_deadline_s / 2, follow=True),
+            timeout=None,
+        )
+        frames = _Prompt(aiter(call), self._network.deadline_of_round(4 * self._num_parameters, 1))
+        try:
+            while self.callers.get(caller.client_id) is caller:
+                frames.between_models()
                 header, theta = await receive_tensor(frames, self._num_parameters, lambda h: h.model.element_count)
-                await anext(frames, None)  # to the call's end, so that its status is known
-            except Incomplete as problem:
-                raise Rejoin(str(problem)) from None
-            except grpc.aio.AioRpcError as problem:
-                if problem.code() is not grpc.StatusCode.ABORTED:
-                    raise
-                log.info("too slow for the model: %s", shown(str(problem.details())))
-                await asyncio.sleep(FIRST_BACKOFF_S)
-                continue
-            finally:
-                call.cancel()
-            self._members.heard(caller.client_id)
-            match header.WhichOneof("outcome"):
-                case "model" if theta is not None:
-                    return self._accept(header.model, theta, wanted)
-                case "run_finished":
-                    raise Over(end_of(header.run_finished))
-                case "refusal":
-                    self._members.refused(header.refusal, caller.client_id)
-                    await asyncio.sleep(FIRST_BACKOFF_S)
-                case "not_yet":  # at once, if the server will not wait: then it is for us to do
-                    await asyncio.sleep(max(0.0, FIRST_BACKOFF_S - (loop.time() - asked_at)))
-                case _:
-                    raise Rejoin("a model without elements, or an answer without an outcome")
+                self._members.heard(caller.client_id)
+                match header.WhichOneof("outcome"):
+                    case "model" if theta is not None:
+                        model = self._accept(header.model, theta, wanted)
+                        wanted = model.round_id + 1
+                        yield model
+                    case "run_finished":
+                        raise Over(end_of(header.run_finished))
+                    case "refusal":
+                        self._members.refused(header.refusal, caller.client_id)
+                        break
+                    case "not_yet":
+                        break
+                    case _:
+                        raise Rejoin("a model without elements, or an answer without an outcome")
+        except Ended:
+            log.info("the call that brings the models has ended")
+        except (Incomplete, TimeoutError) as problem:
+            raise Rejoin(str(problem) or "a model did not come to its end in time") from None
+        except grpc.aio.AioRpcError as problem:
+            if problem.code() is not grpc.StatusCode.ABORTED:
+                raise
+            log.info("too slow for the model: %s", shown(str(problem.details())))
+        finally:
+            call.cancel()
+        # At once, if the server will not wait: then it is for us to do.
+        await asyncio.sleep(max(0.0, FIRST_BACKOFF_S - (asyncio.get_running_loop().time() - asked_at)))
 
     def _accept(self, model: pb.Model, theta: Momentum, wanted: int) -> PublishedModel:
         """A model goes forward, or it is the same one again; a server that goes back has lost its ledger.
@@ -304,6 +316,28 @@ class Exchange:
             self._members.refused(reply.refusal, client_id)
         else:
             self._members.pushed(client_id)
+
+
+class _Prompt:
+    """Frames of a model that is on its way, each of which has to come in time; before it begins there is no hurry."""
+
+    def __init__(self, frames: AsyncIterator[Any], seconds: float) -> None:
+        self._frames, self._seconds = frames, seconds
+        self._hurry = False
+
+    def between_models(self) -> None:
+        self._hurry = False
+
+    def __aiter__(self) -> _Prompt:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._hurry:
+            frame = await anext(self._frames)
+            self._hurry = True
+            return frame
+        async with asyncio.timeout(self._seconds):
+            return await anext(self._frames)
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:

@@ -174,6 +174,10 @@ class ParameterServerService:
                 self._members.check(request.caller, self._peer(context), even_when_over=True)
                 stream.claim(request.caller.client_id)
                 answer = await self._ps.model(request.round_id, request.wait_s)
+                if isinstance(answer, Broadcast):
+                    await self._send(answer, request.caller.client_id, context, begun=False)
+                    if request.follow:
+                        answer = await self._follow(request.caller, answer.round_id, context)
             except Refused as refused:
                 self._refused(refused, _caller(request), stream, self._peer(context))
                 await context.write(encode_frame(header=pb.ModelHeader(refusal=refused.as_message())))
@@ -182,21 +186,36 @@ class ParameterServerService:
                 await context.write(encode_frame(header=pb.ModelHeader(not_yet=answer)))
             elif isinstance(answer, pb.RunFinished):
                 await context.write(encode_frame(header=pb.ModelHeader(run_finished=answer)))
-            else:
-                await self._send(answer, request.caller.client_id, context)
 
-    async def _send(self, model: Broadcast, client_id: int, context: Context) -> None:
+    async def _follow(self, caller: pb.Caller, sent: int, context: Context) -> pb.RunFinished:
+        """Send every model after that of round ``sent``, until the run has ended: calls are what a round costs most.
+
+        Raises
+        ------
+        Refused
+            The caller may not take part any more.
+        """
+        while True:
+            answer = await self._ps.model(sent + 1, self._network.rpc_deadline_s)
+            self._members.check(caller, self._peer(context), even_when_over=True)
+            if isinstance(answer, pb.RunFinished):
+                return answer
+            if isinstance(answer, Broadcast):
+                await self._send(answer, caller.client_id, context, begun=True)
+                sent = answer.round_id
+
+    async def _send(self, model: Broadcast, client_id: int, context: Context, *, begun: bool) -> None:
         """Send a model; who is too slow for it is told so, once it reads again.
 
-        The first frame has no deadline: gRPC sends the initial metadata with it, and a call that is ended in the middle
-        of that never ends (see :func:`_begin`). It is one frame, which counts as any other that is stuck.
+        The first frame of a call has no deadline: gRPC sends the initial metadata with it, and a call that is ended in
+        the middle of that never ends (see :func:`_begin`). It is one frame, which counts as any other that is stuck.
         """
         sent = num_bytes = 0
         began_at = time.monotonic()
         left_s = self._transfer_s
         with suppress(TimeoutError):
             while left_s > 0 and (frame := model.frame(sent)) is not None:
-                if sent:
+                if begun or sent:
                     with self._streams.timeouts.within(left_s):
                         await context.write(frame)
                 else:

@@ -12,13 +12,17 @@ from google.protobuf.message import Message
 from common.rpc.digests import digest_of
 from common.rpc.frames import Frame, Malformed
 
-__all__ = ["Incomplete", "receive_tensor"]
+__all__ = ["Ended", "Incomplete", "receive_tensor"]
 
 H = TypeVar("H", bound=Message)
 
 
 class Incomplete(Exception):
     """A tensor that did not arrive whole: cut off, out of order, too long, or not what its digest says."""
+
+
+class Ended(Incomplete):
+    """The stream ended, before a tensor began."""
 
 
 async def receive_tensor(
@@ -42,10 +46,12 @@ async def receive_tensor(
 
     Raises
     ------
+    Ended
+        There is none.
     Incomplete
         The bytes are no tensor of that size.
     """
-    first = await _next(frames)
+    first = await _next(frames, Ended)
     if first.header is None:
         raise Incomplete("the first frame has no header")
     count = announced(first.header)
@@ -73,10 +79,10 @@ async def receive_tensor(
     return first.header, tensor
 
 
-async def _next(frames: AsyncIterator[Frame[H] | Malformed]) -> Frame[H]:
+async def _next(frames: AsyncIterator[Frame[H] | Malformed], ended: type[Incomplete] = Incomplete) -> Frame[H]:
     frame = await anext(frames, None)
     if frame is None:
-        raise Incomplete("the stream ended before the tensor did")
+        raise ended("the stream ended before the tensor did")
     if isinstance(frame, Malformed):
         raise Incomplete(frame.reason)
     return frame

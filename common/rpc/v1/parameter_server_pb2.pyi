@@ -487,10 +487,13 @@ class PullModelRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     ROUND_ID_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """the lowest round of use to the caller"""
     wait_s: _builtins.float
     """how long the PS may hold the call before it says not_yet"""
+    follow: _builtins.bool
+    """go on with the models of the rounds that follow, each once its round is open"""
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     def __init__(
@@ -499,10 +502,11 @@ class PullModelRequest(_message.Message):
         caller: Global___Caller | None = ...,
         round_id: _builtins.int = ...,
         wait_s: _builtins.float = ...,
+        follow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "round_id", b"round_id", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "follow", b"follow", "round_id", b"round_id", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

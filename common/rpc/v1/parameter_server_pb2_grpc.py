@@ -79,7 +79,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PullModel(self, request, context):
-        """The model of the wanted round or a later one, as soon as it is available.
+        """The model of the wanted round or a later one, as soon as it is available; or every one from then on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

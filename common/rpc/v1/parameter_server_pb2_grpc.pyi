@@ -40,7 +40,7 @@ class ParameterServerStub:
     Attend: _grpc.StreamStreamMultiCallable[_parameter_server_pb2.AttendRequest, _parameter_server_pb2.AttendEvent]
     """Heartbeats and client errors up; evictions and the end of the run down."""
     PullModel: _grpc.UnaryStreamMultiCallable[_parameter_server_pb2.PullModelRequest, _parameter_server_pb2.ModelMessage]
-    """The model of the wanted round or a later one, as soon as it is available."""
+    """The model of the wanted round or a later one, as soon as it is available; or every one from then on."""
     PushMomentum: _grpc.StreamUnaryMultiCallable[_parameter_server_pb2.MomentumMessage, _parameter_server_pb2.PushReply]
     """One momentum of one identity for one round. Idempotent by (run, round, identity)."""
     Leave: _grpc.UnaryUnaryMultiCallable[_parameter_server_pb2.LeaveRequest, _parameter_server_pb2.LeaveReply]
@@ -54,7 +54,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Attend: _aio.StreamStreamMultiCallable[_parameter_server_pb2.AttendRequest, _parameter_server_pb2.AttendEvent]  # type: ignore[assignment]
     """Heartbeats and client errors up; evictions and the end of the run down."""
     PullModel: _aio.UnaryStreamMultiCallable[_parameter_server_pb2.PullModelRequest, _parameter_server_pb2.ModelMessage]  # type: ignore[assignment]
-    """The model of the wanted round or a later one, as soon as it is available."""
+    """The model of the wanted round or a later one, as soon as it is available; or every one from then on."""
     PushMomentum: _aio.StreamUnaryMultiCallable[_parameter_server_pb2.MomentumMessage, _parameter_server_pb2.PushReply]  # type: ignore[assignment]
     """One momentum of one identity for one round. Idempotent by (run, round, identity)."""
     Leave: _aio.UnaryUnaryMultiCallable[_parameter_server_pb2.LeaveRequest, _parameter_server_pb2.LeaveReply]  # type: ignore[assignment]
@@ -83,7 +83,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _parameter_server_pb2.PullModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_parameter_server_pb2.ModelMessage], _abc.AsyncIterator[_parameter_server_pb2.ModelMessage]]:
-        """The model of the wanted round or a later one, as soon as it is available."""
+        """The model of the wanted round or a later one, as soon as it is available; or every one from then on."""
 
     @_abc_1.abstractmethod
     def PushMomentum(
