@@ -1,14 +1,20 @@
-"""What runs on a GPU, against the CPU: every rule, the server's step, the noise; and how near the kernel is to memory.
+"""What runs on a GPU, against the CPU: every rule, the server's step, the noise, and a whole parameter server over
+loopback; and how near the kernel is to memory.
 
-Run it through ``benchmarks/gpu_check.sh``. It imports nothing beyond torch, numpy and scipy.
+Run it through ``benchmarks/gpu_check.sh``. It imports nothing beyond torch, numpy and scipy, and for the parameter
+server (:mod:`gpu_loopback`) grpcio and protobuf. ``--device cpu`` runs that one alone, once more on the CPU in the
+GPU's place: what it prints then says nothing of a GPU, and shows that the check itself works.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,21 +33,43 @@ STEP_PARAMETERS = {"bucketing": {"size": 2}}
 
 
 def main() -> int:
+    asked = arguments()
+    loopback = partial(check_loopback, asked.device, asked.clients, asked.dimension, asked.rounds)
+    if asked.device == "cpu":
+        print(f"on the CPU, torch {torch.__version__}: the loopback alone, without a GPU; all other checks are skipped")
+        return run_checks({"loopback": loopback})
     if not torch.cuda.is_available():
         print("skipped: torch sees no CUDA device here; run this where there is a GPU")
+        print("skipped too: the parameter server over loopback; --device cpu runs it without a GPU")
         return SKIPPED
-    started = time.monotonic()
     torch.backends.cuda.matmul.allow_tf32 = False
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
+    return run_checks(
+        {
+            "rules": check_rules,
+            "hostile rows": check_hostile_rows,
+            "sums on the grid": check_grid_sums,
+            "server step": check_server_step,
+            "noise": check_noise,
+            "throughput": check_throughput,
+            "loopback": loopback,
+        }
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What runs on a GPU, against the CPU.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the loopback alone")
+    parser.add_argument("--clients", type=int, default=N, help="of the loopback")
+    parser.add_argument("--dimension", type=int, default=D, help="of the loopback's model")
+    parser.add_argument("--rounds", type=int, default=20, help="of the loopback")
+    return parser.parse_args()
+
+
+def run_checks(checks: dict[str, Callable[[], list[str]]]) -> int:
+    started = time.monotonic()
     failures = []
-    for title, check in {
-        "rules": check_rules,
-        "hostile rows": check_hostile_rows,
-        "sums on the grid": check_grid_sums,
-        "server step": check_server_step,
-        "noise": check_noise,
-        "throughput": check_throughput,
-    }.items():
+    for title, check in checks.items():
         print(f"\n== {title} ({time.monotonic() - started:.0f} s)", flush=True)
         try:
             failures += check()
@@ -237,6 +265,16 @@ def _throughput(n: int, f: int, d: int) -> tuple[float, float, float]:
     source, target = torch.empty(elements, device="cuda"), torch.empty(elements, device="cuda")
     copied = seconds(lambda: target.copy_(source))
     return duration, copied, duration / copied
+
+
+def check_loopback(device: str, clients: int, dimension: int, rounds: int) -> list[str]:
+    """A parameter server with its inbox on the device, against one on the CPU."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    try:
+        import gpu_loopback  # here alone: the other checks need neither grpcio nor protobuf
+    except ImportError as problem:
+        return [f"loopback: {problem} (it needs grpcio and protobuf)"]
+    return gpu_loopback.check_loopback(device, gpu_loopback.Setting(clients, dimension, rounds))
 
 
 def seconds(function: Callable[[], object], repetitions: int = 20) -> float:

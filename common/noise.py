@@ -28,9 +28,10 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +39,13 @@ from randomgen import ChaCha
 
 from common.randomness import stream
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 __all__ = [
     "KEY_BITS",
     "Drawing",
+    "DrawnAhead",
     "GridNoise",
     "NoiseAhead",
     "NoiseSource",
@@ -88,8 +93,10 @@ class GridNoise(Protocol):
     def drawing(self) -> Drawing | None:
         """When it was drawn, for the operator's record; None as long as it has not been, or if nobody looked."""
 
-    def on_grid(self, sigma: float, grid: float) -> Vector:
+    def on_grid(self, sigma: float, grid: float) -> Vector | Tensor:
         """``(d,)`` float64, owned by the caller: independent multiples of ``grid`` of standard deviation ``sigma``.
+
+        A tensor where the noise is on a device already.
 
         Once: a second call is refused, for the difference of two releases with one noise has none.
 
@@ -248,34 +255,35 @@ class SeededGaussian:
         return stream(self.seed, self.purpose, round_id=round_id).standard_normal(d)
 
 
-_Drawn = tuple[Vector, Drawing]
-
-
-def _draw_now(source: NoiseSource, round_id: int, d: int) -> _Drawn:
-    began_at = time.monotonic()
-    vector = source.standard_normal(d, round_id=round_id)
-    return vector, Drawing(began_at, time.monotonic() - began_at)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, eq=False)
-class _Draw:
+class _Draw(Generic[V]):
     round_id: int
     d: int
     process: tuple[int, int]
-    result: Future[_Drawn]
+    result: Future[tuple[V, Drawing]]
 
 
-class NoiseAhead:
+class DrawnAhead(Generic[V]):
     """Draws a round's noise on a background thread while the clients compute, so that it costs the round nothing.
 
     A vector is handed out once and forgotten. One that was drawn for another round, for another size, or before a
     fork is thrown away: it was never released, so nothing is lost.
+
+    Parameters
+    ----------
+    source
+        Where the normals come from.
+    placed
+        Puts a fresh draw where it will be used, still in the background.
     """
 
-    def __init__(self, source: NoiseSource) -> None:
-        self.source = source
+    def __init__(self, source: NoiseSource, placed: Callable[[Vector], V]) -> None:
+        self.source, self._placed = source, placed
         # At most one draw. A deque needs no lock of ours (popping is atomic), so no fork can leave one held.
-        self._drawn: deque[_Draw] = deque(maxlen=1)
+        self._drawn: deque[_Draw[V]] = deque(maxlen=1)
 
     @property
     def secret(self) -> bool:
@@ -287,35 +295,49 @@ class NoiseAhead:
         for waiting in tuple(self._drawn):
             if (waiting.round_id, waiting.d, waiting.process) == (round_id, d, this_process()):
                 return
-        draw = _Draw(round_id, d, this_process(), Future())
+        draw = _Draw[V](round_id, d, this_process(), Future())
         self._drawn.append(draw)
         threading.Thread(target=self._draw, args=(draw,), name=f"noise-{round_id}", daemon=True).start()
 
-    def of_round(self, round_id: int, d: int) -> RoundedGaussian:
-        """The noise of ``round_id`` as a release takes it: :meth:`take`, to be rounded to the release's grid."""
-        return RoundedGaussian(*self._take(round_id, d))
-
-    def take(self, round_id: int, d: int) -> Vector:
+    def take(self, round_id: int, d: int) -> V:
         """The normals of ``round_id``, ``(d,)`` float64, owned by the caller.
 
         Waits for a draw that is under way; draws now if none was started.
         """
-        return self._take(round_id, d)[0]
+        return self.taken(round_id, d)[0]
 
-    def _take(self, round_id: int, d: int) -> _Drawn:
+    def taken(self, round_id: int, d: int) -> tuple[V, Drawing]:
+        """As :meth:`take`, with when they were drawn."""
         try:
             draw = self._drawn.popleft()
         except IndexError:
-            return _draw_now(self.source, round_id, d)
+            return self._draw_now(round_id, d)
         if (draw.round_id, draw.d, draw.process) != (round_id, d, this_process()):
-            return _draw_now(self.source, round_id, d)
+            return self._draw_now(round_id, d)
         return draw.result.result()
 
-    def _draw(self, draw: _Draw) -> None:
+    def _draw_now(self, round_id: int, d: int) -> tuple[V, Drawing]:
+        began_at = time.monotonic()
+        vector = self.source.standard_normal(d, round_id=round_id)
+        drawing = Drawing(began_at, time.monotonic() - began_at)
+        return self._placed(vector), drawing
+
+    def _draw(self, draw: _Draw[V]) -> None:
         try:
-            draw.result.set_result(_draw_now(self.source, draw.round_id, draw.d))
+            draw.result.set_result(self._draw_now(draw.round_id, draw.d))
         except BaseException as problem:  # belongs to whoever takes the draw
             draw.result.set_exception(problem)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("noise drawn ahead belongs to one process and is used once: it cannot be copied")
+
+
+class NoiseAhead(DrawnAhead[Vector]):
+    """:class:`DrawnAhead` in the host's memory."""
+
+    def __init__(self, source: NoiseSource) -> None:
+        super().__init__(source, lambda draw: draw)
+
+    def of_round(self, round_id: int, d: int) -> RoundedGaussian:
+        """The noise of ``round_id`` as a release takes it: to be rounded to the release's grid."""
+        return RoundedGaussian(*self.taken(round_id, d))

@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from common.config import Experiment
 from common.errors import ByzULDPError, RunEnded, RunFailed, StoreProblem, publicly
 from common.rpc.frames import tensor_frames
 from common.rpc.refusals import Refused, kind_name
@@ -35,6 +34,9 @@ from ps.store import CommittedRound, RefusalCount, RoundMetrics, RunStore
 from ps.tally import Tally
 from ps.timeouts import Timeouts
 from ps.timing import RoundTiming
+
+if TYPE_CHECKING:
+    from common.config import Experiment
 
 __all__ = ["Coordinator", "Report"]
 

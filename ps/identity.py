@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpc.aio import ServicerContext
 
-from common.certificates import Certificate, parse_certificates, read_file
-from common.config import Tls
 from common.errors import ConfigError
 from common.rereading import Reread
 from common.rpc.refusals import Refused
 from common.rpc.v1 import parameter_server_pb2 as pb
+
+if TYPE_CHECKING:
+    from common.certificates import Certificate
+    from common.config import Tls
 
 __all__ = ["ANYBODY", "Gate", "Listed", "Peer", "read_revoked", "read_roster"]
 
@@ -168,6 +170,8 @@ def read_roster(path: Path, *, num_clients: int) -> Mapping[int, Listed]:
     ConfigError
         It cannot be read, or an entry is not like that, or an id is listed twice or is none of 0 to n − 1.
     """
+    from common.certificates import read_file  # here alone: without TLS nothing needs cryptography
+
     setting = "network.tls.roster"
     try:
         tree = tomllib.loads(read_file(path, setting).decode("utf-8"))
@@ -210,6 +214,8 @@ def read_revoked(path: Path) -> frozenset[int]:
     ConfigError
         It cannot be read, or a line is something else.
     """
+    from common.certificates import read_file
+
     setting, found = "network.tls.revoked", set[int]()
     text = read_file(path, setting).decode("utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
@@ -230,6 +236,8 @@ def _followed(path: Path | None, read: Callable[[Path], T]) -> Reread[T] | None:
 @lru_cache(maxsize=KEPT)
 def _certificate(pem: bytes) -> Certificate | None:
     """The first certificate of a text; None for one that cannot be read."""
+    from common.certificates import parse_certificates
+
     try:
         return parse_certificates(pem)[0]
     except ValueError:

@@ -5,8 +5,8 @@ the row's own content, and it was conditioned (see :meth:`ps.update.Mechanism.co
 a round changes the fence, after which every older writer is refused; so no late byte can reach a matrix that is
 being aggregated. The inbox is keyed by identity, never by incarnation: one identity, one row.
 
-On CUDA the buffer is pinned and a complete row travels to the device at once, so that the matrix is there when the
-round closes.
+On CUDA the buffer is pinned and a complete row travels to the device at once, on a stream of its own, so that the
+matrix is there when the round closes. (A chunk cannot: a row has to be whole to be conditioned.)
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Inbox:
         self._host = torch.zeros(shape, dtype=torch.float32, pin_memory=on_cuda)
         self._bytes = self._host.numpy().view(np.uint8)
         self._device = torch.zeros(shape, dtype=torch.float32, device=self.device) if on_cuda else self._host
+        self._travel = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
         self._rows = [_Row() for _ in range(self.num_clients)]
         self._fence = 0
         self._open = False
@@ -93,6 +94,8 @@ class Inbox:
         """Forget the last round and let writers in."""
         self._fence += 1
         self._open = True
+        if self._travel is not None:  # nothing overtakes what still reads the last round's rows
+            self._travel.wait_stream(torch.cuda.current_stream(self.device))
         for row in self._rows:
             row.writer, row.digest = None, None
 
@@ -157,8 +160,7 @@ class Inbox:
         vector = self._host[writer.client_id]
         row.outcome = Outcome.ACCEPTED if self.condition(vector) else Outcome.NON_FINITE
         row.writer, row.digest = None, found
-        if self._device is not self._host:
-            self._device[writer.client_id].copy_(vector, non_blocking=True)
+        self._send(writer.client_id)
         return row.outcome
 
     def abandon(self, writer: Writer) -> None:
@@ -186,20 +188,25 @@ class Inbox:
                 complete.append(client_id)
             elif row.touched:
                 self._host[client_id].zero_()
-                if self._device is not self._host:
-                    self._device[client_id].zero_()
+                self._send(client_id)
                 row.touched = False
         return complete
 
     def rows(self) -> Unreleased[torch.Tensor]:
         """The matrix (n, d) of a closed round: no copy, valid until the next :meth:`open`."""
-        if self._device is not self._host:
-            torch.cuda.current_stream(self.device).synchronize()
+        if self._travel is not None:
+            self._travel.synchronize()
         return Unreleased(self._device)
 
     def row(self, client_id: int) -> Unreleased[torch.Tensor]:
         """One complete row (d,) on the host."""
         return Unreleased(self._host[client_id])
+
+    def _send(self, client_id: int) -> None:
+        """Begin to copy a row to the device; it stays as it is until :meth:`rows` has waited for it."""
+        if self._travel is not None:
+            with torch.cuda.stream(self._travel):
+                self._device[client_id].copy_(self._host[client_id], non_blocking=True)
 
     def _check(self, writer: Writer) -> None:
         if not self._open or writer.fence != self._fence or self._rows[writer.client_id].writer is not writer:

@@ -17,10 +17,13 @@ from __future__ import annotations
 import logging
 import resource
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from common.config import Experiment, Network
 from common.errors import ConfigError, ModelError
 from common.rpc.options import WINDOW_BYTES, largest_message, server_options
+
+if TYPE_CHECKING:
+    from common.config import Experiment, Network
 
 __all__ = ["Limits", "Memory", "limits_of", "memory_of", "options_of", "refuse_beyond", "with_descriptors"]
 

@@ -191,7 +191,7 @@ class _Run:
             ledger=self.ledger,
             budget=self.budget,
             mechanism=self.mechanism,
-            noise=noise_of(experiment, self.task.num_parameters),
+            noise=noise_of(experiment, self.task.num_parameters, device),
             inbox=inbox,
             fault=self.fault,
         )

@@ -14,6 +14,7 @@ from common.rule_in_use import Labels, rule_in_use
 from ps.privacy.ledger import Budget
 from ps.privacy.previous import NOTHING, Previous, previous_runs
 from ps.release import Mechanism
+from ps.uploaded_noise import UploadAhead
 
 __all__ = [
     "budget_of",
@@ -93,8 +94,13 @@ def mechanism_name(experiment: Experiment) -> str:
     return "none" if experiment.privacy.epsilon is None else experiment.privacy.noise
 
 
-def noise_of(experiment: Experiment, num_parameters: int) -> RoundNoise | None:
+def noise_of(experiment: Experiment, num_parameters: int, device: torch.device | None = None) -> RoundNoise | None:
     """Where a run's noise comes from: secret, unless a seed makes it research; None without privacy.
+
+    Parameters
+    ----------
+    device
+        Where rounds are made: on CUDA, normals are uploaded as soon as they are drawn.
 
     Raises
     ------
@@ -106,7 +112,8 @@ def noise_of(experiment: Experiment, num_parameters: int) -> RoundNoise | None:
         return None
     if privacy.noise == "discrete":
         return DiscreteNoise(num_parameters)
-    return NoiseAhead(SecureGaussian() if privacy.noise_seed is None else SeededGaussian(privacy.noise_seed))
+    source = SecureGaussian() if privacy.noise_seed is None else SeededGaussian(privacy.noise_seed)
+    return UploadAhead(source, device) if device is not None and device.type == "cuda" else NoiseAhead(source)
 
 
 def device_of(name: str) -> torch.device:

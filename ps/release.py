@@ -348,7 +348,7 @@ def _on_grid(noise: Noise, sigma: float, grid: float, like: Tensor) -> Tensor:
     if isinstance(noise, np.ndarray | Tensor):
         draw = _rounded(torch.as_tensor(noise, dtype=torch.float64).to(like.device) * sigma, grid)
     else:
-        draw = torch.from_numpy(noise.on_grid(sigma, grid)).to(like.device)
+        draw = torch.as_tensor(noise.on_grid(sigma, grid)).to(like.device)
     if draw.shape != like.shape:
         raise ValueError(f"noise {tuple(draw.shape)}: expected {tuple(like.shape)}")
     return draw

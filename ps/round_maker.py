@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from common.config import Experiment
 from common.errors import BudgetExhausted, RunFailed
-from common.noise import RoundNoise
 from ps.faults import Fault, no_fault
 from ps.privacy.ledger import Budget, Ledger, LedgerEntry
 from ps.privacy.released import Unreleased
@@ -24,6 +22,10 @@ from ps.rounds import CloseRound
 from ps.store import CommittedRound, PreparedRound, RunStore
 from ps.timing import RoundTiming
 from ps.update import Mechanism, ServerState, advance, release_round
+
+if TYPE_CHECKING:
+    from common.config import Experiment
+    from common.noise import RoundNoise
 
 __all__ = ["MadeRound", "RoundMaker", "Rows"]
 
