@@ -40,6 +40,7 @@ __all__ = ["Exchange", "Momentum", "Outcome", "PublishedModel"]
 log = logging.getLogger("byzuldp.client")
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 3.0
+TOO_LATE = frozenset((pb.RefusalKind.STALE_ROUND, pb.RefusalKind.LATE))
 LEAVE_S = 1.0  # for a client that will not, or may not, wait any longer
 
 
@@ -94,6 +95,7 @@ class Exchange:
         self._produce, self._deliver = produce, deliver
         self._memory: Memory = Forgetful() if memory is None else memory
         self._seen = NEVER
+        self._behind = False  # a momentum came too late
 
     @property
     def callers(self) -> Mapping[int, pb.Caller]:
@@ -203,8 +205,11 @@ class Exchange:
         while True:
             async with aclosing(self._models(next_round)) as models:
                 async for model in models:
+                    self._behind = False
                     await self._answer(model)
                     next_round = model.round_id + 1
+                    if self._behind:
+                        break  # models of more rounds that are over may be on their way: another call skips them
 
     async def _answer(self, model: PublishedModel) -> None:
         """Push what each identity makes of a model, as soon as it is there."""
@@ -313,6 +318,7 @@ class Exchange:
         if isinstance(reply, Malformed):
             raise Rejoin(f"a reply that is none: {reply.reason}")
         if reply.HasField("refusal"):
+            self._behind |= reply.refusal.kind in TOO_LATE
             self._members.refused(reply.refusal, client_id)
         else:
             self._members.pushed(client_id)

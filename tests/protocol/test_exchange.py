@@ -223,6 +223,34 @@ def test_a_client_that_is_told_to_stop_leaves_first(server: ServerProcess, feder
     assert has_left(server, client, 4)
 
 
+def test_a_client_that_was_too_slow_goes_on_with_the_newest_model(
+    server: ServerProcess, federation: Federation, round_id: int
+) -> None:
+    """What was sent to it meanwhile is of rounds that are over: to work through it would keep it late for ever."""
+    client = Zeros(server, [4])
+
+    async def slow_in_its_first_round() -> None:
+        task = asyncio.ensure_future(client.exchange.run())
+
+        def others_go_on(model: PublishedModel) -> None:
+            if len(client.models) > 1:
+                task.cancel()
+                return
+            for later in range(model.round_id, model.round_id + 3):
+                federation.model(later)
+                for other, row in zip(federation.clients[:4], federation.rows(later), strict=False):
+                    other.send(other.messages(later, row))
+            federation.model(model.round_id + 3)
+
+        client.before_round = others_go_on
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(slow_in_its_first_round(), 60))
+    first, second = (model.round_id for model in client.models)
+    assert second == first + 3
+
+
 def test_a_memory_is_told_the_terms_of_the_run_and_every_model_once(tmp_path: Path) -> None:
     experiment = small_experiment(
         federation={"clients": 1, "byzantine": 0}, training={"rounds": 6}, privacy={"epsilon": 8.0}
