@@ -42,11 +42,12 @@ def test_what_went_wrong_is_one_line(run_dir: Path, body: Callable[..., None], p
 
 
 def test_one_that_takes_too_long_is_given_up_and_its_process_is_gone(run_dir: Path) -> None:
+    before = set(multiprocessing.active_children())  # servers that many tests share
     assert report_at_end(run_dir, start_method="spawn", body=report_writers.hangs, deadline_s=1.0) == (
         None,
         "it took too long",
     )
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before
 
 
 class Answer:
