@@ -233,12 +233,13 @@ class Exchange:
         caller = next(iter(self.callers.values()), None)
         if caller is None:
             raise Rejoin("nobody is a member")
-        # No deadline for the call: whether the server is there shows on the Attend stream.
+        wait_s = self._network.rpc_deadline_s / 2
+        transfer_s = self._network.deadline_of_round(4 * self._num_parameters, 1)
         call = self._members.stub(caller.client_id).PullModel(
-            pb.PullModelRequest(caller=caller, round_id=wanted, wait_s=self._network.rpc_deadline_s / 2, follow=True),
-            timeout=None,
+            pb.PullModelRequest(caller=caller, round_id=wanted, wait_s=wait_s, follow=True),
+            timeout=None,  # it may last as long as the run; each message of it has a deadline
         )
-        frames = _Prompt(aiter(call), self._network.deadline_of_round(4 * self._num_parameters, 1))
+        frames = _Prompt(aiter(call), wait_s=wait_s + transfer_s, transfer_s=transfer_s)
         try:
             while self.callers.get(caller.client_id) is caller:
                 frames.between_models()
@@ -325,25 +326,23 @@ class Exchange:
 
 
 class _Prompt:
-    """Frames of a model that is on its way, each of which has to come in time; before it begins there is no hurry."""
+    """Frames that come in time: a model within ``wait_s`` of the last one, its frames within ``transfer_s`` each."""
 
-    def __init__(self, frames: AsyncIterator[Any], seconds: float) -> None:
-        self._frames, self._seconds = frames, seconds
-        self._hurry = False
+    def __init__(self, frames: AsyncIterator[Any], *, wait_s: float, transfer_s: float) -> None:
+        self._frames, self._wait_s, self._transfer_s = frames, wait_s, transfer_s
+        self.between_models()
 
     def between_models(self) -> None:
-        self._hurry = False
+        self._within_s = self._wait_s
 
     def __aiter__(self) -> _Prompt:
         return self
 
     async def __anext__(self) -> Any:
-        if not self._hurry:
+        async with asyncio.timeout(self._within_s):
             frame = await anext(self._frames)
-            self._hurry = True
-            return frame
-        async with asyncio.timeout(self._seconds):
-            return await anext(self._frames)
+        self._within_s = self._transfer_s
+        return frame
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:

@@ -177,7 +177,7 @@ class ParameterServerService:
                 if isinstance(answer, Broadcast):
                     await self._send(answer, request.caller.client_id, context, begun=False)
                     if request.follow:
-                        answer = await self._follow(request.caller, answer.round_id, context)
+                        answer = await self._follow(request, answer.round_id, context)
             except Refused as refused:
                 self._refused(refused, _caller(request), stream, self._peer(context))
                 await context.write(encode_frame(header=pb.ModelHeader(refusal=refused.as_message())))
@@ -187,8 +187,10 @@ class ParameterServerService:
             elif isinstance(answer, pb.RunFinished):
                 await context.write(encode_frame(header=pb.ModelHeader(run_finished=answer)))
 
-    async def _follow(self, caller: pb.Caller, sent: int, context: Context) -> pb.RunFinished:
+    async def _follow(self, request: pb.PullModelRequest, sent: int, context: Context) -> pb.NotYet | pb.RunFinished:
         """Send every model after that of round ``sent``, until the run has ended: calls are what a round costs most.
+
+        Like any pull it is not held for longer than the caller wishes: then it ends with NotYet.
 
         Raises
         ------
@@ -196,13 +198,12 @@ class ParameterServerService:
             The caller may not take part any more.
         """
         while True:
-            answer = await self._ps.model(sent + 1, self._network.rpc_deadline_s)
-            self._members.check(caller, self._peer(context), even_when_over=True)
-            if isinstance(answer, pb.RunFinished):
+            answer = await self._ps.model(sent + 1, request.wait_s)
+            self._members.check(request.caller, self._peer(context), even_when_over=True)
+            if not isinstance(answer, Broadcast):
                 return answer
-            if isinstance(answer, Broadcast):
-                await self._send(answer, caller.client_id, context, begun=True)
-                sent = answer.round_id
+            await self._send(answer, request.caller.client_id, context, begun=True)
+            sent = answer.round_id
 
     async def _send(self, model: Broadcast, client_id: int, context: Context, *, begun: bool) -> None:
         """Send a model; who is too slow for it is told so, once it reads again.
