@@ -33,7 +33,7 @@ from latency_flower import PYTHON
 from latency_peers import CURRENT, LEGACY, interpreter
 from latency_report import page
 from process_facts import usage
-from scale import Child, child
+from scale import Child, child, terms_of
 
 from deploy.bench.asked import Load, Setting
 from deploy.bench.machine import machine
@@ -192,13 +192,7 @@ def federation(row: Row, found: Measured, drivers: Sequence[Child], folder: Path
         server.tell({"be": "ps", "experiment": experiment.model_dump(mode="json"), "run_dir": str(folder)})
         listening = server.answer()
         peak = Peak(server.pid)
-        terms = {
-            "address": listening["address"],
-            "chunk_bytes": experiment.network.chunk_bytes,
-            "fingerprint": experiment.fingerprint(),
-            "schema_hash": listening["schema_hash"],
-            "tokens": listening["tokens"],
-        }
+        terms = terms_of(experiment, listening)
         for driver in drivers:
             driver.tell({"do": "federation", **terms})
         for driver in drivers:

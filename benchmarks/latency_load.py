@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 from latency_servers import UNARY
-from scale_load import CALL_S, Driver, Lost, Message, Momentum, _all, raise_file_limit
+from scale_load import CALL_S, Driver, Lost, Message, Momentum, losses, raise_file_limit
 
 from common.rpc.options import channel_options
 
@@ -26,7 +26,7 @@ class LatencyDriver(Driver):
             return await self.federation(request)
         if request["shape"] != "unary":
             return await self.echo(request)
-        lost = await _all(self._unary(own, request["address"], request["rounds"]) for own in self._momenta.values())
+        lost = await losses(self._unary(own, request["address"], request["rounds"]) for own in self._momenta.values())
         return {"lost": lost}
 
     async def _unary(self, own: Momentum, address: str, rounds: int) -> None:

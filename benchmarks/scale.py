@@ -234,6 +234,17 @@ def echo(setting: Setting, found: Measured, drivers: Sequence[Child], log: Path,
         found.echo[shape] += [later - earlier for earlier, later in pairwise(times)]
 
 
+def terms_of(experiment: Experiment, listening: Message) -> Message:
+    """What the drivers have to know of a parameter server that listens."""
+    return {
+        "address": listening["address"],
+        "chunk_bytes": experiment.network.chunk_bytes,
+        "fingerprint": experiment.fingerprint(),
+        "schema_hash": listening["schema_hash"],
+        "tokens": listening["tokens"],
+    }
+
+
 def federation(
     setting: Setting, found: Measured, drivers: Sequence[Child], experiment: Experiment, folder: Path, log: Path
 ) -> None:
@@ -243,13 +254,7 @@ def federation(
         server.tell({"be": "ps", "experiment": experiment.model_dump(mode="json"), "run_dir": str(run_dir)})
         listening = server.answer()
         watch = Watch(server.pid)
-        terms = {
-            "address": listening["address"],
-            "chunk_bytes": experiment.network.chunk_bytes,
-            "fingerprint": experiment.fingerprint(),
-            "schema_hash": listening["schema_hash"],
-            "tokens": listening["tokens"],
-        }
+        terms = terms_of(experiment, listening)
         cpu_before = sum(usage(driver.pid).cpu_s for driver in drivers)
         began = time.time()
         for driver in drivers:

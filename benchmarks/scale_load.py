@@ -296,7 +296,7 @@ class Driver:
             Client(client_id, terms["tokens"][str(client_id)], own, models, terms)
             for client_id, own in self._momenta.items()
         ]
-        lost = await _all(client.take_part() for client in clients)
+        lost = await losses(client.take_part() for client in clients)
         return {"lost": lost, "rounds": [client.rounds for client in clients]}
 
     async def echo(self, terms: Message) -> Message:
@@ -305,7 +305,7 @@ class Driver:
         ``terms["shape"]`` is ``"calls"``, two calls a round as the protocol has, or ``"stream"``, one for all rounds.
         """
         exchange = self._calls if terms["shape"] == "calls" else self._stream
-        lost = await _all(exchange(own, terms["address"], terms["rounds"]) for own in self._momenta.values())
+        lost = await losses(exchange(own, terms["address"], terms["rounds"]) for own in self._momenta.values())
         return {"lost": lost}
 
     async def _calls(self, own: Momentum, address: str, rounds: int) -> None:
@@ -343,7 +343,7 @@ class Driver:
             received += len(message)
 
 
-async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> list[str]:
+async def losses(work: Iterable[Coroutine[Any, Any, None]]) -> list[str]:
     """Run everything; what went wrong, in few words. The first that goes wrong ends the others, who would wait."""
     tasks = [asyncio.create_task(one) for one in work]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

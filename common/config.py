@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
@@ -48,6 +48,7 @@ __all__ = [
     "Training",
     "digest_of",
     "load_experiment",
+    "named_toml",
     "ready_experiments",
 ]
 
@@ -518,23 +519,40 @@ def load_experiment(source: str | Path, overrides: Iterable[str] = ()) -> Experi
     ConfigError
         The file is missing or not TOML, a key is unknown, or a value is out of range.
     """
+    path, tree = named_toml("experiment", source, ready_experiments)
+    tree = with_overrides(tree, overrides)
+    tree.setdefault("folder", str(path.resolve().parent))
+    return experiment_from(tree, where=str(path))
+
+
+def named_toml(kind: str, source: str | Path, ready: Callable[[], Mapping[str, Path]]) -> tuple[Path, dict[str, Any]]:
+    """A TOML file, by its path or as the ready one of a name: where it is, and what is in it.
+
+    Parameters
+    ----------
+    kind
+        What such a file is called.
+    ready
+        Asked for the ready ones by name, if there is no such file.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing, cannot be read, or is not TOML.
+    """
     path = Path(source)
     if not path.is_file():
-        known = ready_experiments()
+        known = ready()
         if str(source) not in known:
-            raise ConfigError(
-                f"no experiment {str(source)!r}: give a TOML file's path or one of {', '.join(sorted(known))}"
-            )
+            names = ", ".join(sorted(known)) or "(none)"
+            raise ConfigError(f"no {kind} {str(source)!r}: give a TOML file's path or one of {names}")
         path = known[str(source)]
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        return path, tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path} is not valid TOML: {problem}") from None
     except OSError as problem:
         raise ConfigError(f"{path} cannot be read: {problem.strerror}") from None
-    tree = with_overrides(tree, overrides)
-    tree.setdefault("folder", str(path.resolve().parent))
-    return experiment_from(tree, where=str(path))
 
 
 def with_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from common.rpc.addresses import parse_address, refuse_insecure
 from deploy.children import ROLES, Assignment
 from deploy.processes import child_context
 from deploy.supervisor import Onlooker, Supervisor
-from ps.tokens import TOKENS
+from deploy.tokens import refuse_others_clients
 
 __all__ = ["Ending", "assign", "new_run_dir", "run_locally", "stored_experiment"]
 
@@ -70,7 +70,7 @@ def run_locally(
     """
     if resume:
         experiment = stored_experiment(run_dir).model_copy(update={"monitoring": experiment.monitoring})
-        _refuse_others_clients(run_dir)
+        refuse_others_clients(run_dir)
     elif (run_dir / "experiment.json").exists() or (run_dir / "run.sqlite").exists():
         raise RunFolderExists(f"{run_dir}: holds a run already; continue it with --resume, or choose another --run-dir")
     if experiment.network.tls.enabled:
@@ -101,21 +101,6 @@ def run_locally(
         known = {"startup_s": supervisor.startup_s, "seconds": time.monotonic() - began_at}
         summary = _final_summary(run_dir, {"status": status, "message": message, **known})
     return Ending(status, message, run_dir, summary)
-
-
-def _refuse_others_clients(run_dir: Path) -> None:
-    """A run whose clients are elsewhere must not go on with clients of this machine: they would spend its budget.
-
-    Raises
-    ------
-    ConfigError
-        The run was started by ``byzuldp ps``, which hands its join tokens out.
-    """
-    if (run_dir / "operator" / TOKENS).exists():
-        raise ConfigError(
-            f"{run_dir}: started by `byzuldp ps`, so its clients are elsewhere: go on with `byzuldp ps --resume "
-            f"--run-dir {run_dir}`"
-        )
 
 
 def new_run_dir(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""The join tokens of ``operator/join_tokens.json``, as a client's process is given them."""
+"""The join tokens of ``operator/join_tokens.json``, as a client's process is given them, and what they say of a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import ConfigError
+from ps.tokens import TOKENS
 
-__all__ = ["tokens_of"]
+__all__ = ["refuse_others_clients", "tokens_of"]
+
+
+def refuse_others_clients(run_dir: Path) -> None:
+    """A run whose clients are elsewhere must not go on with others made here: they would spend its budget.
+
+    Raises
+    ------
+    ConfigError
+        The run was started by ``byzuldp ps``, which hands its join tokens out.
+    """
+    if (run_dir / "operator" / TOKENS).exists():
+        raise ConfigError(
+            f"{run_dir}: started by `byzuldp ps`, so its clients are elsewhere: go on with `byzuldp ps --resume "
+            f"--run-dir {run_dir}`"
+        )
 
 
 def tokens_of(path: Path, ids: Iterable[int]) -> dict[int, str]:

@@ -22,10 +22,11 @@ from typing import Any
 
 from common.aggregation.step import prepare_conditioning
 from common.config import Experiment
-from common.errors import BudgetExhausted, ConfigError, Interrupted, RunEnded, RunFailed
+from common.errors import BudgetExhausted, Interrupted, RunEnded, RunFailed
 from common.learning.task import Task, build_task, single_threaded
 from deploy.simulate.clients import SimulatedClients, refuse_network_only
 from deploy.simulate.momenta import load_momenta, save_momenta
+from deploy.tokens import refuse_others_clients
 from ps.conclusion import COMPLETED, conclude
 from ps.evaluation import Evaluator, Score
 from ps.faults import Fault, no_fault
@@ -39,7 +40,6 @@ from ps.round_maker import MadeRound, RoundMaker
 from ps.rounds import CloseRound
 from ps.store import CommittedRound, RunStore
 from ps.timing import RoundTiming
-from ps.tokens import TOKENS
 
 __all__ = ["run_simulation"]
 
@@ -82,7 +82,7 @@ def run_simulation(
     started_at = time.perf_counter()
     with ExitStack() as resources:
         if resume:
-            _refuse_others_clients(run_dir)
+            refuse_others_clients(run_dir)
             store = resources.enter_context(RunStore.open(run_dir, fault=fault))
             ledger, stored = stored_run(store)
             experiment = stored.model_copy(update={"network": with_schedule_of(stored, experiment.network)})
@@ -94,12 +94,11 @@ def run_simulation(
             report({"event": "resumed", "round": store.latest().round_id})
         else:
             previous, budget, mechanism = opened(experiment, lambda: task.dataset.train.labels)
-            # Whatever can refuse the experiment does so before there is a folder.
-            clients = _clients(experiment, task, mechanism, exact=exact)
+        # Whatever can refuse the experiment does so before there is a folder.
+        clients = SimulatedClients(experiment, task, mechanism, device_of(experiment.training.device), exact=exact)
+        if not resume:
             store, ledger = begin_run(experiment, run_dir, task, mechanism, previous, fault)
             resources.enter_context(store)
-        if resume:
-            clients = _clients(experiment, task, mechanism, exact=exact)
         how = "one client after the other" if clients.one_by_one else "all clients at once"
         report({"event": "note", "message": f"run {store.run_id}, gradients of {how}, folder {store.folder}"})
         run = _Run(experiment, store, task, ledger, budget, mechanism, clients, report, started_at, fault)
@@ -246,25 +245,6 @@ class _Run:
             since = "zero" if held is None else f"those of round {held.round_id}"
             message = f"the momenta of round {reached - 1} were not written before the end: clients go on from {since}"
             self.report({"event": "warning", "message": message})
-
-
-def _clients(experiment: Experiment, task: Task, mechanism: Mechanism, *, exact: bool) -> SimulatedClients:
-    return SimulatedClients(experiment, task, mechanism, device_of(experiment.training.device), exact=exact)
-
-
-def _refuse_others_clients(run_dir: Path) -> None:
-    """A run whose clients are elsewhere does not go on with simulated ones: they would spend its budget.
-
-    Raises
-    ------
-    ConfigError
-        The run was started by ``byzuldp ps``, which hands its join tokens out.
-    """
-    if (run_dir / "operator" / TOKENS).exists():
-        raise ConfigError(
-            f"{run_dir}: started by `byzuldp ps`, so its clients are elsewhere: go on with `byzuldp ps --resume "
-            f"--run-dir {run_dir}`"
-        )
 
 
 class _OneAtATime:

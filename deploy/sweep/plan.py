@@ -31,14 +31,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from common.config import load_experiment, with_overrides
+from common.config import load_experiment, named_toml, with_overrides
 from common.errors import ConfigError, nearest
 from deploy.sweep.points import Axis, Point, points_of, shown
 from deploy.sweep.results import MEASURES
@@ -113,20 +112,7 @@ def load_plan(source: str | Path, overrides: Sequence[str] = ()) -> Plan:
         The file is missing or not TOML; a key is unknown, a list empty or with a value twice; a run's configuration is
         invalid; or what is chosen or drawn is not in the grid.
     """
-    path = Path(source)
-    if not path.is_file():
-        known = ready_sweeps()
-        if str(source) not in known:
-            raise ConfigError(
-                f"no sweep {str(source)!r}: give a TOML file's path or one of {', '.join(sorted(known)) or '(none)'}"
-            )
-        path = known[str(source)]
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} is not valid TOML: {problem}") from None
-    except OSError as problem:
-        raise ConfigError(f"{path} cannot be read: {problem.strerror}") from None
+    path, tree = named_toml("sweep", source, ready_sweeps)
     where = str(path)
     _refuse_unknown(tree, _TOP, where, "")
     axes = _axes(tree, where)
