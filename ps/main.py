@@ -169,9 +169,11 @@ class _Run:
             if committed.round_id % every == 0 and committed.round_id < self.experiment.training.rounds:
                 evaluator.offer(committed.round_id, committed.theta)
 
-        gc.collect()
         gc.freeze()  # what is loaded stays: looking through it again and again takes a tenth of a busy server's time
-        return asyncio.run(self._serve(address, credentials, evaluator, evaluate))
+        try:
+            return asyncio.run(self._serve(address, credentials, evaluator, evaluate))
+        finally:
+            gc.unfreeze()
 
     async def _serve(
         self,

@@ -20,7 +20,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from common.errors import StoreProblem
 from ps.durable import connect, explaining, reading, transaction
 from ps.spans import Span, pack, unpack
 
@@ -131,7 +130,7 @@ class Records:
                 raise
         self._waiting = queue.SimpleQueue[_Write | threading.Event | None]()
         self._urgent = threading.Event()
-        self._problem: StoreProblem | None = None
+        self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="records", daemon=True)
         self._thread.start()
 
@@ -176,7 +175,8 @@ class Records:
                     item.set()
             closed = None in taken
 
-    def _write_all(self, writes: Sequence[_Write]) -> StoreProblem | None:
+    def _write_all(self, writes: Sequence[_Write]) -> Exception | None:
+        """What went wrong, whatever it is: a thread that died would leave everybody waiting who asks it to write."""
         if not writes:
             return None
         try:
@@ -185,7 +185,7 @@ class Records:
                     self._connection.executemany(statement, rows)
                 self._written += len(writes)
             self._move_now_and_then()
-        except StoreProblem as problem:
+        except Exception as problem:
             return problem
         return None
 

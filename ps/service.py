@@ -226,12 +226,12 @@ class ParameterServerService:
                 self._ps.count_bytes(down=len(frame))
                 left_s = began_at + self._transfer_s - time.monotonic()
         self._ps.took("download", client_id, model.round_id, began_at, time.monotonic() - began_at, num_bytes)
-        self._members.answered(client_id)
         if sent < model.count:
             await context.abort(
                 grpc.StatusCode.ABORTED,
                 f"{sent} of {model.count} messages of round {model.round_id} were taken in time; pull again",
             )
+        self._members.answered(client_id)
 
     async def PushMomentum(  # noqa: N802
         self, frames: AsyncIterator[MomentumFrame], context: Context

@@ -145,6 +145,18 @@ def test_a_record_that_could_not_be_written_is_told_to_the_next_who_records(tmp_
     records.close()
 
 
+def test_a_record_that_nothing_can_write_is_told_too_and_the_next_one_is_written(tmp_path: Path) -> None:
+    """A thread that died of it would be waited for without end."""
+    records = Records(tmp_path / "metrics.sqlite")
+    records.round(RoundMetrics(1 << 70, 0.0, 1.0, {}))  # more than SQLite has room for
+    with pytest.raises(OverflowError):
+        records.flush()
+    records.round(RoundMetrics(1, 0.0, 1.0, {}))
+    records.flush()
+    records.close()
+    assert _rounds_in(tmp_path / "metrics.sqlite") == 1
+
+
 def _rounds_in(path: Path) -> int:
     with closing(sqlite3.connect(path)) as connection:
         (count,) = connection.execute("SELECT count(*) FROM rounds").fetchone()
